@@ -259,17 +259,18 @@ def front(args: argparse.Namespace) -> dict[str, Any]:
     they live."""
     found: dict[str, list[tuple[float, float]]] = {}
     for pair in range(args.pairs):
-        several_first = pair % 2
-        models: list[tuple[str, ...]] = [(args.model,), (args.model, args.other)]
-        servers = [RealServer(*one, *args.options) for one in models[:: 1 - 2 * several_first]]
+        servers: dict[int, RealServer] = {}  # number of models -> the server with them
         try:
-            one, several = map(FrontMeter, servers[:: 1 - 2 * several_first])
-            cases = front_cases(servers[0].get("/v1/models")["data"][0]["id"])
+            for number in (1, 2) if pair % 2 else (2, 1):
+                models = (args.model, args.other)[:number]
+                servers[number] = RealServer(*models, *args.options)
+            meters = (FrontMeter(servers[1]), FrontMeter(servers[2]))
+            cases = front_cases(servers[1].get("/v1/models")["data"][0]["id"])
             for name in args.cases or cases:
-                costs = pair_of_costs((one, several), cases[name], args.rounds)
+                costs = pair_of_costs(meters, cases[name], args.rounds)
                 found.setdefault(name, []).append(costs)
         finally:
-            for server in servers:
+            for server in servers.values():
                 server.stop()
     return {name: front_report(costs) for name, costs in found.items()}
 

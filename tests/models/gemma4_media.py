@@ -233,11 +233,21 @@ class Told(Served):
         return retract
 
 
+def assert_likeliest(logits: Tensor, output: tuple[list[int], list[float]]) -> None:
+    """The tokens of an output are the likeliest ones by `logits` [tokens, vocabulary], with
+    their log probabilities."""
+    tokens, told = output
+    logprobs = logits.log_softmax(-1)
+    assert logprobs.argmax(-1).tolist() == tokens
+    wanted = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(told), wanted, rtol=0, atol=TOLERANCE)
+
+
 def assert_told(
     checkpoint: Checkpoint, prompt: Prompt, output: tuple[list[int], list[float]]
 ) -> None:
     """The tokens are the likeliest ones of transformers, with its log probabilities."""
-    tokens, told = output
+    tokens, _ = output
     ids = torch.tensor([prompt.ids + tokens])
     types = (ids == IMAGE_TOKEN).long()
     model = checkpoint.model
@@ -252,7 +262,4 @@ def assert_told(
     )
     with torch.inference_mode():
         found = model(input_ids=ids, attention_mask=masks, mm_token_type_ids=types, **prompt.inputs)
-    logprobs = found.logits[0, len(prompt.ids) - 1 : -1].log_softmax(-1)
-    assert logprobs.argmax(-1).tolist() == tokens
-    wanted = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(told), wanted, rtol=0, atol=TOLERANCE)
+    assert_likeliest(found.logits[0, len(prompt.ids) - 1 : -1], output)

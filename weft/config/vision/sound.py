@@ -118,12 +118,17 @@ def whisper(config: Mapping[str, Any], hidden_size: int) -> SpeechSpec:
         out_size=2 * num_layers * hidden_size,
     )
     check_heads(encoder, "the encoder")
-    if encoder.num_positions > MAX_POSITIONS:
+    check_positions(encoder)
+    return SpeechSpec(encoder=encoder, num_layers=num_layers)
+
+
+def check_positions(spec: WhisperSpec) -> None:
+    """Raise UnsupportedModel if a window has too many."""
+    if spec.num_positions > MAX_POSITIONS:
         raise UnsupportedModel(
-            f"max_source_positions is {encoder.num_positions:,}; at most {MAX_POSITIONS:,} are "
+            f"max_source_positions is {spec.num_positions:,}; at most {MAX_POSITIONS:,} are "
             "supported"
         )
-    return SpeechSpec(encoder=encoder, num_layers=num_layers)
 
 
 def check_heads(spec: WhisperSpec, name: str) -> None:

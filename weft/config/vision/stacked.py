@@ -10,7 +10,7 @@ from typing import Any
 from weft.config.config_json import get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
-from weft.config.vision.sound import MAX_POSITIONS, WhisperSpec, check_heads
+from weft.config.vision.sound import WhisperSpec, check_heads, check_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,7 @@ def voxtral(config: Mapping[str, Any], out_size: int) -> StackedSpec:
         out_size=0,
     )
     check_heads(encoder, "audio_config")
-    if encoder.num_positions > MAX_POSITIONS:
-        raise UnsupportedModel(
-            f"max_source_positions is {encoder.num_positions:,}; at most {MAX_POSITIONS:,} are "
-            "supported"
-        )
+    check_positions(encoder)
     # As many vectors as the inner vector of its layers has room for.
     stack, rest = divmod(encoder.inner_size, encoder.hidden_size)
     if rest or encoder.num_positions % stack:

@@ -31,7 +31,7 @@ FORMATS = ("json", "prometheus")
 
 async def loads(context: ServerContext, request: Request) -> ASGIApp:
     """An entry for each engine, the aggregate, and how full the server is."""
-    found = await loads_of(context)
+    found = loads_asked(request, await loads_of(context))
     capacity = fullness(found, context.config.knee_output_per_s)
     return loads_answer(request, context.info.version, found, {"capacity": capacity})
 
@@ -39,13 +39,12 @@ async def loads(context: ServerContext, request: Request) -> ASGIApp:
 def loads_answer(
     request: Request, version: str, found: list[JsonObject], more: JsonObject
 ) -> ASGIApp:
-    """The entries in `found`, or only those of the rank `?dp_rank`, with `more` fields;
-    `?format=prometheus` returns the entries as metrics. Raises `ApiError`."""
+    """The entries in `found`, with `more` fields; `?format=prometheus` returns the entries as
+    metrics. Raises `ApiError`."""
     format = request.query_params.get("format", "json")
     if format not in FORMATS:
         message = f"format is {format[:64]!r}; one of {', '.join(FORMATS)} is expected"
         raise ApiError(400, message, param="format")
-    found = _asked(request, found)
     if format == "prometheus":
         return Response(_page(found), media_type="text/plain; version=0.0.4")
     answer: JsonObject = {
@@ -85,7 +84,7 @@ async def get_load(context: ServerContext, request: Request) -> ASGIApp:
     return json_response(found)
 
 
-def _asked(request: Request, found: list[JsonObject]) -> list[JsonObject]:
+def loads_asked(request: Request, found: list[JsonObject]) -> list[JsonObject]:
     """All loads, or only those of engines with the rank `?dp_rank`. Raises `ApiError`."""
     if "dp_rank" not in request.query_params:
         return found

@@ -24,7 +24,7 @@ from weft.messages.by_name import plain
 from weft.messages.control import AbortRequest, ListRequests
 from weft.observe.log import EventLog
 from weft.server.admin.facts import METRICS_TYPE, OPEN_METRICS_TYPE, cards
-from weft.server.admin.loads import loads_answer, loads_of, refresh
+from weft.server.admin.loads import loads_answer, loads_asked, loads_of, refresh
 from weft.server.admin.models import ModelBody, OfferedModel, OfferedModels, StatusOfModel
 from weft.server.admin.work import (
     DEFAULT_LIMIT,
@@ -409,7 +409,8 @@ async def load(roster: Roster, request: Request) -> ASGIApp:
 async def loads(roster: Roster, request: Request) -> ASGIApp:
     """An entry for each engine of each loaded model, and the aggregate."""
     version = roster.blank.context.info.version
-    return loads_answer(request, version, await _loads(roster), {})
+    found = loads_asked(request, await _loads(roster))
+    return loads_answer(request, version, found, {})
 
 
 async def get_load(roster: Roster, request: Request) -> ASGIApp:

@@ -26,15 +26,10 @@ class Qwen2Audio(SoundsAlone):
     def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
         """`config` is `config.json`, `extractor` the checkpoint's settings of its
         WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
-        self.spec = read_spec(extractor)
         encoder = get(config, "audio_config", dict, {})
         num_bands = size(encoder, "num_mel_bins", 128)
-        num_frames = 2 * size(encoder, "max_source_positions", 1500)
-        if (num_bands, num_frames) != (self.spec.num_bands, self.spec.num_frames):
-            raise BadConfig(
-                f"the encoder of sounds reads {num_frames} frames of {num_bands} bands; "
-                f"its feature extractor makes {self.spec.num_frames} of {self.spec.num_bands}"
-            )
+        num_positions = size(encoder, "max_source_positions", 1_500)
+        self.spec = spec_of_encoder(extractor, num_bands, num_positions)
         self._bands = MelBands(self.spec)
 
     @property
@@ -79,7 +74,20 @@ def read_extractor(folder: Path) -> JsonMapping:
     return extractor
 
 
-def read_spec(extractor: JsonMapping) -> MelSpec:
+def spec_of_encoder(extractor: JsonMapping, num_bands: int, num_positions: int) -> MelSpec:
+    """The spectrograms of a WhisperFeatureExtractor, for an encoder that makes a vector of two
+    frames. Raises ModelError if they do not fit together."""
+    spec = _read_spec(extractor)
+    num_frames = 2 * num_positions
+    if (num_bands, num_frames) != (spec.num_bands, spec.num_frames):
+        raise BadConfig(
+            f"the encoder of sounds reads {num_frames} frames of {num_bands} bands; "
+            f"its feature extractor makes {spec.num_frames} of {spec.num_bands}"
+        )
+    return spec
+
+
+def _read_spec(extractor: JsonMapping) -> MelSpec:
     """The spectrograms of a WhisperFeatureExtractor. Raises ModelError."""
     require(extractor, "feature_extractor_type", "WhisperFeatureExtractor")
     require(extractor, "dither", 0, 0.0)  # dither is random noise: results would differ

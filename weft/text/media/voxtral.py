@@ -8,13 +8,12 @@ from pathlib import Path
 
 from weft.arrays import FloatArray
 from weft.config.config_json import get, size
-from weft.config.model_errors import BadConfig
 from weft.config.vision.stacked import StackedSpec, voxtral
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelBands, log_mel
 from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
-from weft.text.media.qwen2_audio import read_extractor, read_spec
+from weft.text.media.qwen2_audio import read_extractor, spec_of_encoder
 
 BEGIN = "[BEGIN_AUDIO]"
 PLACEHOLDER = "[AUDIO]"
@@ -30,14 +29,8 @@ class Voxtral(SoundsAlone):
     def __init__(self, tower: StackedSpec, extractor: JsonMapping) -> None:
         """`extractor` is the checkpoint's settings of its WhisperFeatureExtractor. Raises
         ModelError if it does not fit the encoder."""
-        self.spec = read_spec(extractor)
         encoder = tower.encoder
-        num_frames = 2 * encoder.num_positions
-        if (encoder.num_bands, num_frames) != (self.spec.num_bands, self.spec.num_frames):
-            raise BadConfig(
-                f"the encoder of sounds reads {num_frames} frames of {encoder.num_bands} bands; "
-                f"its feature extractor makes {self.spec.num_frames} of {self.spec.num_bands}"
-            )
+        self.spec = spec_of_encoder(extractor, encoder.num_bands, encoder.num_positions)
         self._num_tokens = tower.num_tokens
         self._bands = MelBands(self.spec)
 

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 
 from weft.arrays import FloatArray
 from weft.config.config_json import size
-from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.mel import MelBands, log_mel
 from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
-from weft.text.media.qwen2_audio import read_extractor, read_spec
+from weft.text.media.qwen2_audio import read_extractor, spec_of_encoder
 
 BEGIN = "<|startoftranscript|>"
 
@@ -32,15 +31,9 @@ class Whisper(SoundsAlone):
     def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
         """`config` is `config.json`, `extractor` the checkpoint's settings of its
         WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
-        self.spec = read_spec(extractor)
         num_bands = size(config, "num_mel_bins", 80)
         self.num_positions = size(config, "max_source_positions", 1_500)
-        if (num_bands, 2 * self.num_positions) != (self.spec.num_bands, self.spec.num_frames):
-            raise BadConfig(
-                f"the encoder of sounds reads {2 * self.num_positions} frames of {num_bands} "
-                f"bands; its feature extractor makes {self.spec.num_frames} of "
-                f"{self.spec.num_bands}"
-            )
+        self.spec = spec_of_encoder(extractor, num_bands, self.num_positions)
         self._bands = MelBands(self.spec)
 
     @property
