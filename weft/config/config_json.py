@@ -34,7 +34,7 @@ def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) 
 
 
 def size(config: JsonMapping, key: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
-    """A whole number from 1 to `most`. Raises BadConfig for others."""
+    """An integer from 1 to `most`. Raises BadConfig for others."""
     value = get(config, key, int, default)
     if value < 1:
         raise BadConfig(f"{key} is {shown(value)}; it must be at least 1")

@@ -56,7 +56,7 @@ class ClipKeys:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 on below `clip.vision.`. Raises BadCheckpoint."""
+        """An integer from 1 on below `clip.vision.`. Raises BadCheckpoint."""
         value = self.get(key, int, default)
         if not 1 <= value <= MAX_SIZE:
             raise BadCheckpoint(

@@ -51,5 +51,5 @@ def check_split(files: Iterable[GgufFile]) -> None:
 def _count(part: GgufFile, key: str, default: int) -> int:
     value = part.header.metadata.get(key, default)
     if type(value) is not int:
-        raise BadCheckpoint(f"{part.label}: {key} is {shown(value)}; it must be given as int")
+        raise BadCheckpoint(f"{part.label}: {key} is {shown(value)}; an int is expected")
     return value
