@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -37,10 +37,8 @@ class Gemma4TowerSpec:
     is_limited: bool
     is_standardized: bool  # tokens are shifted and scaled before they are normed
     sees_both_ways: bool  # tokens of a picture see each other, in the decoder's layers with windows
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
+    kinds: ClassVar[tuple[str, ...]] = ("image",)
+    unread: ClassVar[tuple[str, ...]] = ()
 
     @property
     def rules(self) -> MediaRules:
@@ -74,10 +72,6 @@ class Gemma4TowerSpec:
         of_patch = 4 * self.hidden_size + 6 * self.attention_size
         of_patch += 3 * self.inner_size + 3 * self.patch_values
         return USUAL_BUDGET * self.pool**2 * of_patch
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

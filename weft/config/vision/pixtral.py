@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -34,14 +34,8 @@ class PixtralSpec:
     merge_norm_eps: float
     projector_activation: str
     projector_bias: bool
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
+    kinds: ClassVar[tuple[str, ...]] = ("image",)
+    rules: ClassVar[MediaRules] = MediaRules()
 
     @property
     def head_dim(self) -> int:
