@@ -5,7 +5,6 @@ before, by distance, and a convolution, between two feed-forward parts. Source: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from weft.config.config_json import get, number
 from weft.config.media import MediaRules
@@ -37,9 +36,9 @@ class ConformerSpec:
     scales_are_final: bool = False  # of the numbers of a head; else softplus makes them
     norm_eps: float
     out_size: int  # hidden size of the decoder
-    kinds: ClassVar[tuple[str, ...]] = ("audio",)
-    rules: ClassVar[MediaRules] = MediaRules()
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -50,9 +50,9 @@ class Gemma3nPictureSpec:
     out_size: int  # hidden size of the decoder
     norm_eps: float
     vocab: SpecialVocab
-    kinds: ClassVar[tuple[str, ...]] = ("image",)
-    rules: ClassVar[MediaRules] = MediaRules()
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("image",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def num_vectors(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -37,8 +37,8 @@ class Gemma4TowerSpec:
     is_limited: bool
     is_standardized: bool  # tokens are shifted and scaled before they are normed
     sees_both_ways: bool  # tokens of a picture see each other, in the decoder's layers with windows
-    kinds: ClassVar[tuple[str, ...]] = ("image",)
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("image",)
+    unread = ()
 
     @property
     def rules(self) -> MediaRules:

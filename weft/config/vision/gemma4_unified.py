@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, number, size
 from weft.config.media import MediaRules
@@ -33,8 +33,8 @@ class PatchSpec:
     # The order of a GGUF file: patches colour by colour, and the positions of all columns before
     # those of rows.
     is_by_colour: bool
-    kinds: ClassVar[tuple[str, ...]] = ("image",)
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("image",)
+    unread = ()
 
     @property
     def rules(self) -> MediaRules:
@@ -75,9 +75,9 @@ class WaveSpec:
     num_samples: int  # of a token
     out_size: int
     norm_eps: float
-    kinds: ClassVar[tuple[str, ...]] = ("audio",)
-    rules: ClassVar[MediaRules] = MediaRules()
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def num_parameters(self) -> int:

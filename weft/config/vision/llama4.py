@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -25,9 +25,9 @@ class Llama4TowerSpec:
     patch_size: int  # pixels per side
     shuffle: int  # patches per side of the square that becomes a token
     theta: float  # base of the rotation by row and column
-    kinds: ClassVar[tuple[str, ...]] = ("image",)
-    rules: ClassVar[MediaRules] = MediaRules()
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("image",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:

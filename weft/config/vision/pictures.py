@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, require, size
 from weft.config.media import MediaRules
@@ -26,7 +26,7 @@ class PictureSpec:
     encoder_name: str  # name of its tensors, within the base model
     out_size: int  # hidden size of the decoder
     num_tokens: int  # tokens per picture or tile
-    kinds: ClassVar[tuple[str, ...]] = ("image",)
+    kinds = ("image",)
 
     @property
     def rules(self) -> MediaRules:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -34,8 +34,8 @@ class PixtralSpec:
     merge_norm_eps: float
     projector_activation: str
     projector_bias: bool
-    kinds: ClassVar[tuple[str, ...]] = ("image",)
-    rules: ClassVar[MediaRules] = MediaRules()
+    kinds = ("image",)
+    rules = MediaRules()
 
     @property
     def head_dim(self) -> int:

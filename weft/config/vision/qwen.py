@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, number, require, size
 from weft.config.media import MediaRules
@@ -55,9 +55,9 @@ class QwenTowerSpec:
     # Layers after which further vectors of a token are taken, for the first layers of the decoder.
     # A listed layer that the encoder does not have has weights, but gives no vectors.
     deepstack: tuple[int, ...] = ()
-    kinds: ClassVar[tuple[str, ...]] = ("image", "video")
-    rules: ClassVar[MediaRules] = MediaRules(has_three_positions=True)
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("image", "video")
+    rules = MediaRules(has_three_positions=True)
+    unread = ()
 
     @property
     def head_dim(self) -> int:

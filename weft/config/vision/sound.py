@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, require, size
 from weft.config.media import MediaRules
@@ -29,9 +29,9 @@ class WhisperSpec:
     activation: str = "gelu"
     out_size: int  # numbers of an output vector: in Qwen2-Audio, the hidden size of the decoder
     norm_eps: float = 1e-5
-    kinds: ClassVar[tuple[str, ...]] = ("audio",)
-    rules: ClassVar[MediaRules] = MediaRules()
-    unread: ClassVar[tuple[str, ...]] = ()
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:
@@ -64,7 +64,7 @@ class SpeechSpec:
 
     encoder: WhisperSpec  # `out_size`: keys and values of all layers
     num_layers: int  # of the decoder
-    unread: ClassVar[tuple[str, ...]] = ()
+    unread = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.config.config_json import get, require, size
 from weft.config.media import MediaRules
@@ -22,7 +22,7 @@ class StackedSpec:
     stack: int  # vectors of a token
     inner_size: int  # of the two products
     out_size: int  # hidden size of the decoder
-    unread: ClassVar[tuple[str, ...]] = ()
+    unread = ()
 
     @property
     def num_tokens(self) -> int:
