@@ -362,8 +362,8 @@ def test_blocks_that_are_read_from_the_disk_are_a_part_of_the_time(tmp_path: Pat
     # Such short chunks do not teach how fast prompts are computed, so a request waits for what is
     # stored, however slow that is.
     patient: dict[str, Any] = {"chunked_prefill_size": 32, "cache_wait_ms": 240_000}
-    patient |= {"cache_dir": str(tmp_path), "cache_write": "through"}
-    with serving(NANO, kv_tokens=4096, **patient) as server:
+    stored: dict[str, Any] = {"cache_dir": str(tmp_path), "cache_write": "through"}
+    with serving(NANO, kv_tokens=4096, **stored, **patient) as server:
         while server.get("/cache").json()["disk"] != "open":
             server.wait(asyncio.sleep(0.01))
         ask(server, "first", RULES)
