@@ -19,7 +19,6 @@ IN_PARTS = {
     "there is no command ...",
     "unknown option ...",
     "... is ...; a whole number is expected",
-    "the engine has given no sign of life for ... s",  # what the watch of the engine found
 }
 
 
@@ -36,7 +35,7 @@ def errors() -> ModuleType:
 def texts(errors: ModuleType) -> set[str]:
     found = [
         one
-        for roots in (errors.OF_COMMANDS, errors.OF_REQUESTS)
+        for roots in (errors.OF_COMMANDS, errors.OF_REQUESTS, errors.OF_ENDS)
         for one in errors.texts(ROOT / "weft", roots)
     ]
     return {" ".join(one.text.split()) for one in found}
@@ -56,6 +55,14 @@ def test_messages_on_the_page_are_those_of_the_code(heading: str, texts: set[str
     messages = rows(heading)
     assert len(messages) > 8
     assert [one for one in messages if one not in texts | IN_PARTS] == []
+
+
+def test_each_end_of_an_engine_has_a_row(errors: ModuleType) -> None:
+    (engine, _) = errors.GROUPS_OF_ENDS
+    ends = errors.texts(ROOT / "weft", errors.OF_ENDS)
+    found = {one.text for one in ends if errors._group_of(one, errors.GROUPS_OF_ENDS) is engine}
+    assert len(found) > 10
+    assert found <= set(rows("A request ends, or waits"))
 
 
 def test_each_status_has_a_row() -> None:
@@ -78,7 +85,9 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         '    return Own(f"{name} is wrong " f"here")\n'
         "def work(name: str) -> None:\n"
         '    message = f"no {name} is there"\n'
-        "    raise ApiError(404, message, param=name)\n",
+        "    raise ApiError(404, message, param=name)\n"
+        "def explain_exit(status: int) -> str:\n"
+        '    return f"it ended with {status}"\n',
         "utf-8",
     )
     commands = errors.texts(tmp_path, errors.OF_COMMANDS)
@@ -88,6 +97,7 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         "... is wrong here",
     ]
     assert errors.texts(tmp_path, errors.OF_REQUESTS) == [("no ... is there", 404, "part")]
+    assert errors.texts(tmp_path, errors.OF_ENDS) == [("it ended with ...", 0, "part")]
 
 
 def test_a_module_without_a_group_is_named(errors: ModuleType) -> None:

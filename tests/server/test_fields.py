@@ -168,6 +168,13 @@ def test_the_lists_do_not_overlap_and_zero_is_a_wish() -> None:
     assert asks_for_nothing("length_penalty", 1)
 
 
+def test_false_is_a_wish_where_chat_requests_do_it_anyway() -> None:
+    for name in ("parallel_tool_calls", "include_reasoning", "separate_reasoning"):
+        assert asks_for_nothing(name, True)
+        assert not asks_for_nothing(name, False)
+    assert not asks_for_nothing("thinking", False)
+
+
 # ---- fields that all APIs serve alike
 
 CONSTRAINTS: dict[str, Any] = {

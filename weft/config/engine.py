@@ -342,7 +342,7 @@ class CacheOptions:
         low=0.0,
         elsewhere=(
             *("enable_hierarchical_cache", "kv_offloading_size", "kv_offloading_backend"),
-            *("local_cpu", "max_local_cpu_size", "swap_space", "cpu_offload_gb"),
+            *("local_cpu", "max_local_cpu_size", "swap_space"),
             *("hicache_mem_layout", "hicache_io_backend", "hicache_host_memory_mode"),
         ),
         aliases=("hicache_size",),

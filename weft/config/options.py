@@ -32,7 +32,10 @@ _REASONS = {
         "recv_interval",
         "recv_weights",
     ),
-    "all layers are on one device, which --device names": ("n_gpu_layers", "gpu_layers", "ngl"),
+    "all layers are on one device, which --device names": (
+        *("n_gpu_layers", "gpu_layers", "ngl"),
+        "cpu_offload_gb",
+    ),
     "attention never writes a matrix of scores": ("flash_attn", "flash_attention"),
     "the model's chat template is always used": ("jinja",),
     "requests are always batched continuously": ("cont_batching",),

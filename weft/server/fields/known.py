@@ -62,12 +62,21 @@ _HARMLESS = {
     "modalities": ["text"],
     "length_penalty": 1,
 }
+# What every API does by itself, so that only `false` would change it.
+_BY_ITSELF = frozenset(
+    {"add_generation_prompt", "parallel_tool_calls"}
+    | {"include_reasoning", "separate_reasoning", "stream_reasoning"}
+)
 
 
 def asks_for_nothing(name: str, value: object) -> bool:
     """Whether the value of a refused field has no effect."""
     if value == _HARMLESS.get(name, ...):
         return True
+    if name in _BY_ITSELF:
+        return value in (None, True)
+    if name == "thinking":
+        return value is None
     # 0 may have an effect, although it equals False.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return not is_number and value in _NOTHING
