@@ -50,18 +50,13 @@ class Gemma3nPictureSpec:
     out_size: int  # hidden size of the decoder
     norm_eps: float
     vocab: SpecialVocab
+    kinds = ("image",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def num_vectors(self) -> int:
         return self.net.out_side**2 + (self.vocab.end is not None)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
 
     @property
     def num_parameters(self) -> int:
@@ -71,10 +66,6 @@ class Gemma3nPictureSpec:
     @property
     def num_work_floats(self) -> int:
         return self.net.num_work_floats
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

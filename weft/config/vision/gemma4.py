@@ -37,10 +37,8 @@ class Gemma4TowerSpec:
     is_limited: bool
     is_standardized: bool  # tokens are shifted and scaled before they are normed
     sees_both_ways: bool  # tokens of a picture see each other, in the decoder's layers with windows
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
+    kinds = ("image",)
+    unread = ()
 
     @property
     def rules(self) -> MediaRules:
@@ -74,10 +72,6 @@ class Gemma4TowerSpec:
         of_patch = 4 * self.hidden_size + 6 * self.attention_size
         of_patch += 3 * self.inner_size + 3 * self.patch_values
         return USUAL_BUDGET * self.pool**2 * of_patch
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

@@ -25,14 +25,9 @@ class Llama4TowerSpec:
     patch_size: int  # pixels per side
     shuffle: int  # patches per side of the square that becomes a token
     theta: float  # base of the rotation by row and column
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
+    kinds = ("image",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:
@@ -77,10 +72,6 @@ class Llama4TowerSpec:
         # x, its norm, q, k, v and the output of attention; patches twice, because they are copied.
         of_patch = 6 * self.hidden_size + self.inner_size + 3 * self.patch_values
         return self.num_rows * of_patch
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

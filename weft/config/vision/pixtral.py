@@ -34,14 +34,8 @@ class PixtralSpec:
     merge_norm_eps: float
     projector_activation: str
     projector_bias: bool
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
+    kinds = ("image",)
+    rules = MediaRules()
 
     @property
     def head_dim(self) -> int:

@@ -55,14 +55,9 @@ class QwenTowerSpec:
     # Layers after which further vectors of a token are taken, for the first layers of the decoder.
     # A listed layer that the encoder does not have has weights, but gives no vectors.
     deepstack: tuple[int, ...] = ()
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image", "video")
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules(has_three_positions=True)
+    kinds = ("image", "video")
+    rules = MediaRules(has_three_positions=True)
+    unread = ()
 
     @property
     def head_dim(self) -> int:
@@ -88,10 +83,6 @@ class QwenTowerSpec:
         # x, its norm, q, k, v and the output of attention; patches twice.
         values = 6 * self.time_size * self.patch_size**2
         return USUAL_PATCHES * (6 * self.hidden_size + self.inner_size + values)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

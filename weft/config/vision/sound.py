@@ -29,18 +29,13 @@ class WhisperSpec:
     activation: str = "gelu"
     out_size: int  # numbers of an output vector: in Qwen2-Audio, the hidden size of the decoder
     norm_eps: float = 1e-5
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("audio",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
 
     @property
     def num_parameters(self) -> int:
@@ -57,10 +52,6 @@ class WhisperSpec:
         return self.num_positions * of_position
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def shown_name(self) -> str:
         seconds = self.num_positions / 50
         return f"Whisper of {self.num_layers} layers for sounds of up to {seconds:g} s"
@@ -73,6 +64,7 @@ class SpeechSpec:
 
     encoder: WhisperSpec  # `out_size`: keys and values of all layers
     num_layers: int  # of the decoder
+    unread = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -93,10 +85,6 @@ class SpeechSpec:
     @property
     def num_work_floats(self) -> int:
         return self.encoder.num_work_floats + self.encoder.num_positions * self.encoder.out_size
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

@@ -22,6 +22,7 @@ class StackedSpec:
     stack: int  # vectors of a token
     inner_size: int  # of the two products
     out_size: int  # hidden size of the decoder
+    unread = ()
 
     @property
     def num_tokens(self) -> int:
@@ -49,10 +50,6 @@ class StackedSpec:
     def num_work_floats(self) -> int:
         of_token = self.stacked_size + self.inner_size + self.out_size
         return self.encoder.num_work_floats + self.num_tokens * of_token
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:
