@@ -1,19 +1,23 @@
-"""Times of words beside transformers: random weights in the shape of whisper-tiny, sounds of several
-lengths, over HTTP.
+"""Times of words beside transformers: random weights in the shape of whisper-tiny or whisper-base,
+sounds of several lengths, over HTTP.
 
     python benchmarks/word_times.py
     python benchmarks/word_times.py --models 1 --seconds 30 --dtype bfloat16 --spread 3
+    python benchmarks/word_times.py --shape base --pieces 46161
 
 Both write tokens by the greedy choice, with times. A word of transformers is what its
 `_combine_tokens_into_words` makes of the tokens of a segment, from the time of the token before it
 to that of its last one. Compared are sounds whose tokens are the same, as far as both go; words must
 have the same text. `--spread`: how large weights are; the larger, the less evenly a model with random weights
-attends to the sound. The vocabulary is that of weft-nano and the tokens of Whisper.
+attends to the sound. The vocabulary is that of weft-nano, `--pieces` of words in many scripts (with
+parts of characters among them), and the tokens of Whisper.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +30,11 @@ import transformers
 from servers import served
 from speech import NANO, RATE, sound, wav
 from tokenizers import AddedToken, Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper import tokenization_whisper
 
 WINDOW_S = 30
-END = 4_096  # all ids below it are text
-FIRST_TIME = END + 12
+NUM_NANO = 4_096  # tokens of weft-nano: all ids below that of the end are text
 NAMES = (
     "<|endofspeech|>",
     "<|startoftranscript|>",
@@ -47,6 +51,20 @@ NAMES = (
     *(f"<|{0.02 * place:.2f}|>" for place in range(50 * WINDOW_S + 1)),
 )
 LANGUAGES = ("en", "de", "zh")
+# The first and the last character of scripts.
+SCRIPTS = (
+    (0x00C0, 0x024F),
+    (0x0391, 0x03C9),
+    (0x0400, 0x045F),
+    (0x05D0, 0x05EA),
+    (0x0621, 0x064A),
+    (0x0904, 0x0939),
+    (0x0E01, 0x0E30),
+    (0x3041, 0x3096),
+    (0x4E00, 0x9FFF),
+    (0xAC00, 0xD7A3),
+    (0x1F300, 0x1F5FF),
+)
 LIMITS_S = (0.02, 0.04)
 SLACK_S = 1e-3  # times are written with two digits
 
@@ -57,19 +75,32 @@ class SpokenWord(NamedTuple):
     end_s: float
 
 
+class Shape(NamedTuple):
+    num_layers: int  # of the encoder, and of the decoder
+    size: int
+    num_heads: int
+    alignment_heads: list[list[int]]  # as many as the model of this shape names
+
+
+SHAPES = {
+    "tiny": Shape(4, 384, 6, [[2, 2], [3, 0], [3, 2], [3, 3], [3, 4], [3, 5]]),
+    "base": Shape(6, 512, 8, [[3, 1], [4, 2], [4, 3], [4, 7], [5, 1], [5, 2], [5, 4], [5, 6]]),
+}
+
+
 class Made(NamedTuple):
     model: Any
     tokenizer: Any
     extractor: Any
+    end: int  # the token
 
 
 class Spelling:
     """What `_combine_tokens_into_words` asks of a tokenizer."""
 
-    eos_token_id = END
-
-    def __init__(self, tokenizer: Any, language: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, made: Made, language: str) -> None:
+        self._tokenizer = made.tokenizer
+        self.eos_token_id = made.end
         self.language = language
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
@@ -81,6 +112,8 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=4, help="how many, with other weights")
     parser.add_argument("--seconds", type=float, nargs="*", default=[2.0, 7.3, 15.0, 30.0, 50.0])
     parser.add_argument("--languages", nargs="*", choices=LANGUAGES, default=["en", "zh"])
+    parser.add_argument("--shape", default="tiny", choices=SHAPES)
+    parser.add_argument("--pieces", type=int, default=0, help="tokens in many scripts")
     parser.add_argument("--spread", type=float, default=1.5)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=1)
@@ -91,7 +124,8 @@ def main() -> None:
     differences: list[float] = []
     for seed in range(asked.models):
         with tempfile.TemporaryDirectory() as folder:
-            made = make(Path(folder), seed, asked.spread, asked.dtype)
+            shape = SHAPES[asked.shape]
+            made = make(Path(folder), seed, shape, asked.pieces, asked.spread, asked.dtype)
             options = ("--dtype", asked.dtype, "--threads", str(asked.threads))
             with served("serve", folder, *options, "--max-running-requests", "2") as server:
                 for seconds in asked.seconds:
@@ -106,14 +140,14 @@ def compare(made: Made, url: str, seed: int, seconds: float, language: str) -> l
     answer = asked_of_weft(url, file, language)
     segments = by_transformers(made, file, language)
     head = f"{seed} | {seconds:g} s | {language}"
-    own = [id for one in answer["segments"] for id in one["tokens"] if id < END]
-    wanted = [int(id) for one in segments for id in one["tokens"] if int(id) < END]
+    own = [id for one in answer["segments"] for id in one["tokens"] if id < made.end]
+    wanted = [int(id) for one in segments for id in one["tokens"] if int(id) < made.end]
     shorter = min(len(own), len(wanted))
     if own[:shorter] != wanted[:shorter]:
         print(f"{head} | other tokens", flush=True)
         return []
     words = [SpokenWord(one["word"], one["start"], one["end"]) for one in answer["words"]]
-    theirs = words_of(segments, Spelling(made.tokenizer, language_name(language)))
+    theirs = words_of(segments, Spelling(made, language_name(language)))
     # A model with random weights writes times after the end of the sound, where both stop in their
     # own way.
     count = min(len(words), len(theirs)) - (len(own) != len(wanted))
@@ -189,7 +223,7 @@ def words_of(segments: list[Any], spelling: Spelling) -> list[SpokenWord]:
         spans = []
         for id, time in zip(segment["tokens"], segment["token_timestamps"], strict=True):
             end_s = round(float(time), 2)
-            if int(id) < END:
+            if int(id) < spelling.eos_token_id:
                 ids.append(int(id))
                 spans.append((before_s, end_s))
             before_s = end_s
@@ -201,20 +235,41 @@ def words_of(segments: list[Any], spelling: Spelling) -> list[SpokenWord]:
     return found
 
 
-def make(folder: Path, seed: int, spread: float, dtype: str) -> Made:
+def vocabulary(num_pieces: int) -> Tokenizer:
+    """That of weft-nano with so many pieces of words, of which every fourth may end in a part of a
+    character."""
+    draw = random.Random(1)
+    letters = bytes_to_unicode()
+    content = json.loads((NANO / "tokenizer.json").read_text())
+    known: dict[str, int] = content["model"]["vocab"]
+    while len(known) < NUM_NANO + num_pieces:
+        first, last = draw.choice(SCRIPTS)
+        text = draw.choice(("", " "))
+        text += "".join(chr(draw.randint(first, last)) for _ in range(draw.randint(1, 3)))
+        data = text.encode()
+        if draw.random() < 0.25:
+            data = data[: draw.randint(1, len(data))]
+        known.setdefault("".join(letters[byte] for byte in data), len(known))
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def make(folder: Path, seed: int, shape: Shape, num_pieces: int, spread: float, dtype: str) -> Made:
     """The folder gets all files of a checkpoint."""
     torch.manual_seed(seed)
-    size = {"d_model": 384, "encoder_layers": 4, "decoder_layers": 4}
-    inner = {"encoder_ffn_dim": 1_536, "decoder_ffn_dim": 1_536}
-    heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END)
+    end = NUM_NANO + num_pieces
+    first_time = end + 12
+    layers = dict.fromkeys(("encoder_layers", "decoder_layers"), shape.num_layers)
+    inner = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4 * shape.size)
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), shape.num_heads)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     config = transformers.WhisperConfig(
-        **size,
+        d_model=shape.size,
+        **layers,
         **inner,
         **heads,
         **ends,
-        vocab_size=END + len(NAMES),
-        decoder_start_token_id=END + 1,
+        vocab_size=end + len(NAMES),
+        decoder_start_token_id=end + 1,
         suppress_tokens=None,
         begin_suppress_tokens=None,
         attn_implementation="eager",
@@ -226,21 +281,20 @@ def make(folder: Path, seed: int, spread: float, dtype: str) -> Made:
                 parameter.normal_(std=spread * parameter[0].numel() ** -0.5)
     model.generation_config = transformers.GenerationConfig(
         **ends,
-        decoder_start_token_id=END + 1,
+        decoder_start_token_id=end + 1,
         is_multilingual=True,
-        lang_to_id={f"<|{code}|>": END + NAMES.index(f"<|{code}|>") for code in LANGUAGES},
-        task_to_id={task: END + NAMES.index(f"<|{task}|>") for task in ("transcribe", "translate")},
-        no_timestamps_token_id=FIRST_TIME - 1,
-        prev_sot_token_id=END + NAMES.index("<|startofprev|>"),
+        lang_to_id={f"<|{code}|>": end + NAMES.index(f"<|{code}|>") for code in LANGUAGES},
+        task_to_id={task: end + NAMES.index(f"<|{task}|>") for task in ("transcribe", "translate")},
+        no_timestamps_token_id=first_time - 1,
+        prev_sot_token_id=end + NAMES.index("<|startofprev|>"),
         max_initial_timestamp_index=50,
         max_length=448,
-        suppress_tokens=list(range(END + 1, FIRST_TIME)),
-        begin_suppress_tokens=[END],
-        # As many as whisper-tiny names.
-        alignment_heads=[[2, 2], [3, 0], [3, 2], [3, 3], [3, 4], [3, 5]],
+        suppress_tokens=list(range(end + 1, first_time)),
+        begin_suppress_tokens=[end],
+        alignment_heads=shape.alignment_heads,
         return_timestamps=False,
     )
-    backend = Tokenizer.from_file(str(NANO / "tokenizer.json"))
+    backend = vocabulary(num_pieces)
     backend.add_special_tokens([AddedToken(name, special=True) for name in NAMES])
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=NAMES[0], eos_token=NAMES[0], pad_token=NAMES[0]
@@ -249,7 +303,7 @@ def make(folder: Path, seed: int, spread: float, dtype: str) -> Made:
     model.to(getattr(torch, dtype))
     for part in (model, tokenizer, extractor):
         part.save_pretrained(folder)
-    return Made(model, tokenizer, extractor)
+    return Made(model, tokenizer, extractor, end)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tests.caches import set_own_cache
 from tests.executor.encoder_files import Halves, halves_of
 from tests.executor.gguf_files import Stored, plain, write_gguf
 from tests.executor.gguf_models import described, metadata, stored
-from tests.models import gemma3n_media, mobilenet
+from tests.models import gemma3n_media, mobilenet, test_voxtral
 from tests.models.gemma3n_media import make_gemma3n
 from tests.models.gemma4_media import Told
 from tests.models.many import Checkpoint
@@ -140,6 +140,11 @@ QWEN2_KEYS: dict[str, Any] = {
     "rope__freq_base": 10_000.0,
     "context_length": 512,
 }
+VOXTRAL_KEYS: dict[str, Any] = {
+    "attention__layer_norm_rms_epsilon": 1e-5,
+    "rope__freq_base": 100_000_000.0,
+    "context_length": 512,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +224,7 @@ KINDS = {
     "gemma3n": (GEMMA3N, GEMMA3N_KEYS),
     "gemma4": (UNIFIED, UNIFIED_KEYS),
     "qwen2": (QWEN2_AUDIO, QWEN2_KEYS),
-    "llama": (VOXTRAL, {**QWEN2_KEYS, "attention__layer_norm_rms_epsilon": 1e-5}),
+    "llama": (VOXTRAL, VOXTRAL_KEYS),
 }
 
 
@@ -296,13 +301,24 @@ def test_two_files_are_the_model_of_their_safetensors(tmp_path: Path, kind: str)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=5e-6)
 
 
-def test_what_is_seen_and_heard_decides_the_same_tokens(tmp_path: Path) -> None:
+SEEN = gemma3n_media.Seen(1, 64)
+HEARD = gemma3n_media.Heard(2, 90)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [
+        ("gemma3n", gemma3n_media.Prompt(1, 5, SEEN, 3, HEARD, 4, num_sound_tokens=188)),
+        ("llama", test_voxtral.Prompt(1, 5, 101, 102, 3, 103, 4)),
+    ],
+    ids=["gemma3n", "voxtral"],
+)
+def test_what_is_seen_and_heard_decides_the_same_tokens(
+    tmp_path: Path, kind: str, prompt: Any
+) -> None:
     """Served, with the kernels."""
-    checkpoint = made("gemma3n", tmp_path / "checkpoint")
-    folder = described(write_both("gemma3n", checkpoint, tmp_path / "files"))
-    seen = gemma3n_media.Seen(1, 64)
-    heard = gemma3n_media.Heard(2, 90)
-    prompt = gemma3n_media.Prompt(1, 5, seen, 3, heard, 4, num_sound_tokens=188)
+    checkpoint = made(kind, tmp_path / "checkpoint")
+    folder = described(write_both(kind, checkpoint, tmp_path / "files"))
     told = [Told(one).tell(prompt)[0] for one in (folder, checkpoint.folder)]
     (ours, our_logprobs), (theirs, their_logprobs) = told
     assert ours == theirs

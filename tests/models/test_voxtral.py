@@ -206,3 +206,5 @@ def test_a_processor_that_does_not_fit_the_encoder_is_refused() -> None:
         ModelError, match="100 frames of 16 bands; its feature extractor makes 3000"
     ):
         Voxtral(voxtral({"audio_config": VOXTRAL_AUDIO}, 64), {"feature_size": BANDS})
+    with pytest.raises(ModelError, match="n_fft is 2147483648; it must be at most 65,536"):
+        Voxtral(voxtral({"audio_config": VOXTRAL_AUDIO}, 64), {**EXTRACTOR, "n_fft": 2**31})

@@ -238,6 +238,7 @@ def test_a_picture_that_would_take_much_memory_is_refused(tmp_path: Path) -> Non
         ),
         (gemma3, {"image_std": [1.0, 0.0, 1.0]}, "no number may be 0"),
         (gemma3, {"image_mean": [1.0]}, "must be 3 numbers"),
+        (gemma3, {"image_std": [0.5, 0.5, float("nan")]}, "must be 3 numbers"),
         (gemma3, {"resample": 9}, "resample is 9"),
         (gemma4, {"max_soft_tokens": 100}, "must be one of 70, 140, 280, 560, 1120"),
         (gemma4, {"patch_size": 8}, "patch_size is 8 for pixels, and 4 for the encoder"),

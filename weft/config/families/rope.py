@@ -192,7 +192,7 @@ def _factors(
     head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
     num_pairs = int(head_dim * share) // 2
     factors = get(values, key, list)
-    is_right = all(type(one) in (int, float) and 0 < one < math.inf for one in factors)
+    is_right = all(type(one) in (int, float) and 0 < one < 1e30 for one in factors)
     if len(factors) != num_pairs or not is_right:
         raise UnsupportedModel(
             f"{key} is {shown(factors)}; it must hold {num_pairs} numbers above 0, one for each "

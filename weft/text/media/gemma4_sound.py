@@ -20,7 +20,7 @@ from weft.config.vision.gemma4_unified import WaveSpec
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
-from weft.text.media.mel import FRAMES_AT_ONCE, Doubles
+from weft.text.media.mel import FRAMES_AT_ONCE, MAX_RATE, MAX_WINDOW, Doubles
 from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
 
 # The default tokens, for a tokenizer that does not name them.
@@ -28,8 +28,6 @@ BEGIN = "<|audio>"
 SOUND = "<|audio|>"
 END = "<audio|>"
 FRAMES_OF_TOKEN = 4
-MAX_RATE = 192_000
-MAX_WINDOW = 1 << 16
 
 # HTK's scale: pitches for each factor of 10 beyond this frequency.
 _PITCHES = 2_595
@@ -76,14 +74,15 @@ def read_loudness(extractor: JsonMapping) -> LoudnessSpec:
     deviation = _of_bands(extractor, "per_bin_stddev", num_bands, 1.0)
     if not deviation.all():
         raise BadConfig("per_bin_stddev has a 0, which divides")
+    lowest = number(extractor, "min_frequency", 0.0, low=0.0)
     return LoudnessSpec(
         num_bands=num_bands,
         rate=rate,
         window=window,
         hop=hop,
         num_points=num_points,
-        lowest=number(extractor, "min_frequency", 0.0, low=0.0),
-        highest=number(extractor, "max_frequency", 8_000.0, above=0.0),
+        lowest=lowest,
+        highest=number(extractor, "max_frequency", 8_000.0, above=lowest),
         floor=number(extractor, "mel_floor", 1e-3, above=0.0),
         factor=number(extractor, "input_scale_factor", 1.0),
         emphasis=number(extractor, "preemphasis", 0.0),
@@ -98,7 +97,7 @@ def _of_bands(extractor: JsonMapping, key: str, num_bands: int, default: float) 
         return np.full(num_bands, default)
     try:
         found = np.array(values, np.float64).reshape(num_bands)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadConfig(f"{key} must have {num_bands} numbers, one for each band") from None
     if not np.isfinite(found).all():
         raise BadConfig(f"{key} has numbers that are not finite")

@@ -21,6 +21,9 @@ Doubles = NDArray[np.float64]
 FLOOR = 1e-10  # lower powers count as this one
 RANGE = 8.0  # powers of ten below the loudest value; lower values are raised to this limit
 FRAMES_AT_ONCE = 250  # so that they stay in the cache, and a long sound takes no more memory
+# The most samples that a checkpoint may ask for, a second and in a frame.
+MAX_RATE = 192_000
+MAX_WINDOW = 1 << 16
 HIGHEST = 8000.0  # upper edge of the highest band, in Hz
 
 # Slaney's scale: linear below 1000 Hz, then logarithmic, 27 bands for each factor of 6.4.

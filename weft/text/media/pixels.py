@@ -133,7 +133,7 @@ def _colours(settings: JsonMapping, key: str, default: tuple[float, ...]) -> tup
     if (
         not isinstance(values, list)
         or len(values) != 3
-        or not all(isinstance(one, int | float) for one in values)
+        or not all(isinstance(one, int | float) and abs(one) < 1e30 for one in values)
     ):
         raise BadConfig(f"{key} is {str(values)[:64]}; it must be 3 numbers")
     return tuple(map(float, values))

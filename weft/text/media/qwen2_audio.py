@@ -11,7 +11,7 @@ from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
-from weft.text.media.mel import MelBands, MelSpec, log_mel
+from weft.text.media.mel import MAX_RATE, MAX_WINDOW, MelBands, MelSpec, log_mel
 from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
 
 PLACEHOLDER = "<|AUDIO|>"
@@ -91,12 +91,12 @@ def _read_spec(extractor: JsonMapping) -> MelSpec:
     """The spectrograms of a WhisperFeatureExtractor. Raises ModelError."""
     require(extractor, "feature_extractor_type", "WhisperFeatureExtractor")
     require(extractor, "dither", 0, 0.0)  # dither is random noise: results would differ
-    rate = size(extractor, "sampling_rate", 16_000)
-    hop = size(extractor, "hop_length", 160)
+    rate = size(extractor, "sampling_rate", 16_000, most=MAX_RATE)
+    hop = size(extractor, "hop_length", 160, most=MAX_WINDOW)
     return MelSpec(
         num_bands=size(extractor, "feature_size", 80),
         rate=rate,
         hop=hop,
-        window=size(extractor, "n_fft", 400),
+        window=size(extractor, "n_fft", 400, most=MAX_WINDOW),
         num_frames=size(extractor, "chunk_length", 30) * rate // hop,
     )
