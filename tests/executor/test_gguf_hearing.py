@@ -20,12 +20,12 @@ from tests.caches import set_own_cache
 from tests.executor.encoder_files import Halves, halves_of
 from tests.executor.gguf_files import Stored, plain, write_gguf
 from tests.executor.gguf_models import described, metadata, stored
-from tests.models import gemma3n_media, mobilenet, test_voxtral
+from tests.models import gemma3n_media, mobilenet
 from tests.models.gemma3n_media import make_gemma3n
 from tests.models.gemma4_media import Told
 from tests.models.many import Checkpoint
 from tests.models.pictures import UNIFIED_SAMPLES, make_gemma4_unified
-from tests.models.sounds import make_qwen2_audio, make_voxtral
+from tests.models.sounds import VoxtralPrompt, make_qwen2_audio, make_voxtral
 from weft.config.model_errors import ModelError
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.families import make_processor
@@ -309,7 +309,7 @@ HEARD = gemma3n_media.Heard(2, 90)
     ("kind", "prompt"),
     [
         ("gemma3n", gemma3n_media.Prompt(1, 5, SEEN, 3, HEARD, 4, num_sound_tokens=188)),
-        ("llama", test_voxtral.Prompt(1, 5, 101, 102, 3, 103, 4)),
+        ("llama", VoxtralPrompt(1, 5, 101, 102, 3, 103, 4)),
     ],
     ids=["gemma3n", "voxtral"],
 )

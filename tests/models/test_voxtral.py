@@ -3,8 +3,6 @@ probabilities of tokens behind them: whole, in chunks, cached and retracted."""
 
 from __future__ import annotations
 
-import hashlib
-import random
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,22 @@ from tests.models.media_checks import (
     assert_retracted_go_on,
     backends,
 )
-from tests.models.pictures import IMAGE_TOKEN
-from tests.models.sounds import VOXTRAL_AUDIO, VOXTRAL_TOKENS, make_voxtral
-from weft.arrays import FloatArray
+from tests.models.sounds import (
+    BANDS,
+    NUM_FRAMES,
+    VOXTRAL_AUDIO,
+    VOXTRAL_TOKENS,
+    VoxtralPrompt,
+    make_voxtral,
+    window,
+)
 from weft.config.model import ModelConfig
 from weft.config.model_errors import ModelError
 from weft.config.vision.stacked import StackedSpec, voxtral
-from weft.messages.media import MediaItem
 from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.voxtral import BEGIN, PLACEHOLDER, Voxtral
 
 RATE = 16_000
-BANDS = VOXTRAL_AUDIO["num_mel_bins"]
-NUM_FRAMES = 2 * VOXTRAL_AUDIO["max_source_positions"]
 EXTRACTOR = {"feature_size": BANDS, "chunk_length": NUM_FRAMES // 100}
 
 
@@ -48,45 +49,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_voxtral(tmp_path_factory.mktemp("voxtral"))
 
 
-def window(seed: int) -> FloatArray:
-    draw = np.random.default_rng(seed)
-    return draw.standard_normal((BANDS, NUM_FRAMES)).astype(np.float32)
-
-
-class Prompt:
-    """Numbers from 100 on are windows of sounds by their seeds, others so many tokens of text."""
-
-    def __init__(self, seed: int, *parts: int) -> None:
-        draw = random.Random(seed)
-        self.ids: list[int] = []
-        self.windows: list[FloatArray] = []
-        media: list[MediaItem] = []
-        for part in parts:
-            if part < 100:
-                self.ids += [draw.randrange(3, IMAGE_TOKEN - 10) for _ in range(part)]
-                continue
-            values = window(part)
-            self.windows.append(values)
-            media.append(
-                MediaItem(
-                    kind="audio",
-                    digest=hashlib.sha256(values.tobytes()).digest(),
-                    start=len(self.ids),
-                    length=VOXTRAL_TOKENS,
-                    shape=values.shape,
-                    values=values.tobytes(),
-                )
-            )
-            self.ids += [IMAGE_TOKEN] * VOXTRAL_TOKENS
-        self.media = tuple(media)
-
-
 # Among them a sound of two windows, without anything between them.
-PROMPTS = [Prompt(1, 5, 101, 9), Prompt(2, 102, 103, 7, 104, 4), Prompt(3, 2, 104, 101, 1)]
+PROMPTS = [
+    VoxtralPrompt(1, 5, 101, 9),
+    VoxtralPrompt(2, 102, 103, 7, 104, 4),
+    VoxtralPrompt(3, 2, 104, 101, 1),
+]
 
 
 def assert_told(
-    checkpoint: Checkpoint, prompt: Prompt, output: tuple[list[int], list[float]]
+    checkpoint: Checkpoint, prompt: VoxtralPrompt, output: tuple[list[int], list[float]]
 ) -> None:
     """The tokens are the likeliest ones of transformers, with its log probabilities."""
     tokens, _ = output
@@ -157,7 +129,7 @@ def test_what_was_heard_is_found_in_the_cache(model: Checkpoint, page_size: int)
     assert_told(model, first, again)
     assert served.cached[1] == len(first.ids) - 1
     # Another second window: the prompt is found up to its first token.
-    changed = Prompt(2, 102, 109, 7, 104, 4)
+    changed = VoxtralPrompt(2, 102, 109, 7, 104, 4)
     (output,) = served.tell(changed)
     assert_told(model, changed, output)
     assert 16 <= served.cached[2] <= VOXTRAL_TOKENS
