@@ -116,7 +116,7 @@ def _sources(package: Path) -> list[_Source]:
 def _read(module: str, tree: ast.Module) -> _Source:
     constants = ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], [])
     source = _Source(module, [], [], [_Function("", _nodes(constants))])
-    for node in _walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.ClassDef):
             source.bases.append((node.name, [_name(base) for base in node.bases]))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -125,6 +125,16 @@ def _read(module: str, tree: ast.Module) -> _Source:
             if is_plain and node.returns:
                 source.returned.append((node.name, _name(node.returns)))
     return source
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, but without expressions, which define nothing."""
+    todo = deque([tree])
+    while todo:
+        node = todo.popleft()
+        yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            todo += getattr(node, name, [])
 
 
 def _walk(tree: ast.AST) -> Iterator[ast.AST]:
