@@ -37,7 +37,8 @@ class StepRoom:
     def __init__(self, max_slowdown: float) -> None:
         self._max_slowdown = max_slowdown
         self._planned: deque[PlannedStep] = deque(maxlen=MAX_PLANNED)
-        # Sums over the last steps with online requests: of their time, and of that of online tokens.
+        # Sums over the last steps with online requests: of their time, and of that of online
+        # tokens.
         self._all_s = 0.0
         self._tokens_s = 0.0
 
