@@ -1,6 +1,6 @@
 # weft in a container.
 #
-#   docker build -t weft .                               for CPUs: x86 kernels for every instruction set, PyTorch without CUDA
+#   docker build -t weft .                               for CPUs: kernels for every instruction set
 #   docker build -t weft-gpu --build-arg VARIANT=gpu .   with the CUDA build of PyTorch and Triton
 #   docker run -p 30000:30000 -e WEFT_API_KEY=... weft
 #   docker run --gpus all -p 30000:30000 -e WEFT_API_KEY=... weft-gpu   (needs the NVIDIA Container Toolkit on the host)

@@ -5,8 +5,9 @@ quarters of the processor's time are imports.
           ◀─ of each server: its id, and how it ended ─
 
 Front and engine are processes like those of a real start: the engine is the front's child, leads a
-group of its own, and has no file of the front but its standard ones. What a process of weft
-imports, and when, other tests see: those of `tests/launch` start the real commands.
+group of its own, and has no file of the front but its standard ones. A front that has threads
+cannot be copied: its later engines are children of a copy that it made before. What a process of
+weft imports, and when, other tests see: those of `tests/launch` start the real commands.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 MOST_BYTES = 1 << 17  # of the words and the environment of a server
 ENGINE = "weft.launch.start_worker"
 NUM_FILES = 4  # the server's socket, and its standard input, output and error
 ROOM = "x" * 1000  # in the command of the first process, for the commands of the others
 # Read when a module or a library is imported: with another value, a real start is needed.
-READ_EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TRITON_", "CUDA", "LD_", "WEFT_CACHE", "HF_")
+READ_EARLY = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TRITON_", "CUDA", "LD_", "WEFT_CACHE")
 LOCK = threading.Lock()
 ARG_START, ARG_END = 45, 46  # columns of /proc/self/stat behind the name of the program
 
@@ -144,6 +145,14 @@ _early_at_first()
 def main(control: socket.socket) -> NoReturn:
     """Fork a server for each request, and report its end, until the tests end."""
     _import_weft()
+    _fork_for(control, _be_weft)
+
+
+def _fork_for(
+    control: socket.socket, become: Callable[[bytes, Sequence[int]], NoReturn]
+) -> NoReturn:
+    """For each request fork a process that becomes what is asked for, with the files behind the
+    first, and send its id and its end to the first file."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     servers: dict[int, tuple[int, socket.socket]] = {}
@@ -162,7 +171,7 @@ def main(control: socket.socket) -> NoReturn:
                 os._exit(0)
             pid = os.fork()
             if not pid:
-                _be_weft(request, files)
+                become(request, files[1:])
             for file in files[1:]:
                 os.close(file)
             status = socket.socket(fileno=files[0])
@@ -216,13 +225,56 @@ class ForkedEngine:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _engine(command: Sequence[str], **options: object) -> object:
+class EngineBesideThreads:
+    """An engine that the early copy of the front has forked."""
+
+    def __init__(
+        self, starter: socket.socket, command: Sequence[str], env: Mapping[str, str] | None
+    ) -> None:
+        reader, writer = os.pipe()
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = json.dumps([command, dict(os.environ if env is None else env)]).encode()
+        with theirs:
+            socket.send_fds(starter, [request], [theirs.fileno(), reader])
+        os.close(reader)
+        self.stdin = os.fdopen(writer, "wb")
+        self.pid = int(self._status.recv(MOST_BYTES))
+
+    def wait(self) -> int:
+        with self._status:
+            return int(self._status.recv(MOST_BYTES))
+
+
+def _early_copy() -> socket.socket:
+    """Copy this process, which has no threads yet. Returns the socket that asks the copy for
+    engines; it ends when this process does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        os.setpgid(0, 0)
+        _fork_for(theirs, _be_engine)
+    theirs.close()
+    return ours
+
+
+def _be_engine(request: bytes, files: Sequence[int]) -> NoReturn:
+    command, environment = json.loads(request)
+    os.setpgid(0, 0)
+    os.dup2(files[0], 0)
+    _close_files(())
+    _begin(command, environment)
+    _run(import_module(command[-1]).main)
+
+
+def _engine(starter: socket.socket, command: Sequence[str], **options: Any) -> object:
     """An engine of the front that this process is. Beside threads, a copy could wait for ever for
     what they do."""
     names = {thread.name for thread in threading.enumerate()}
     if names <= {threading.main_thread().name, "engine-reaper"}:
-        return ForkedEngine(command, **options)  # type: ignore[arg-type]
-    return subprocess.Popen(command, **options)  # type: ignore[call-overload]
+        return ForkedEngine(command, **options)
+    if options["pass_fds"]:
+        return subprocess.Popen(command, **options)
+    return EngineBesideThreads(starter, command, options["env"])
 
 
 def _be_weft(request: bytes, files: Sequence[int]) -> NoReturn:
@@ -231,13 +283,14 @@ def _be_weft(request: bytes, files: Sequence[int]) -> NoReturn:
     from weft.launch import engine_process
 
     words, environment, folder, engine = json.loads(request)
-    for standard, file in enumerate(files[1:]):
+    for standard, file in enumerate(files):
         os.dup2(file, standard)
     _close_files(())
     os.chdir(folder)
+    start = partial(_engine, _early_copy())
     _begin([sys.executable, "-m", "weft", *words], environment)
     engine_process.COMMAND = module_command(engine)
-    vars(engine_process)["subprocess"] = SimpleNamespace(Popen=_engine, PIPE=subprocess.PIPE)
+    vars(engine_process)["subprocess"] = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)
     sys.argv = ["weft", *words]
     _run(lambda: main(words))
 

@@ -28,6 +28,7 @@ from tests.durations import longest_first
 
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
 NUM_INDEX_BYTES = 2
+QUICK_S = 0.005  # a setup or a teardown that nobody asks for
 LAST_END_S = 20.0  # for processes that were told to end
 
 
@@ -251,6 +252,8 @@ class Inside:
         self.send("start", nodeid, location)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed and report.duration < QUICK_S:
+            return  # of three reports of a test, two say nothing
         config = self._session.config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         self.send("report", data)

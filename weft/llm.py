@@ -207,7 +207,7 @@ class LLM:
 
     def close(self) -> None:
         """End the threads and helper processes of the engine, and free the memory of the model.
-        What is asked for afterwards raises SettingsError."""
+        A prompt or an adapter that comes afterwards raises SettingsError."""
         self._engine = ClosedEngine()
         self._end_engine()
         # What the engine has warmed up with was taken from the collector's sight.

@@ -1,5 +1,5 @@
 """Finds the texts of all errors that end a command or answer a request, in the sources: what is given to the classes
-below, to classes made of them, and to functions that return them. A part that is put in when an error happens is `...`.
+below, to classes made of them, and to functions that return them; and what functions return that are named there. A part that is put in when an error happens is `...`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,35 @@ OF_REQUESTS = (
     "TurnRefused",
     "AdapterRefused",
     "Finish",
+    "ControlReply",
+    "Abort",
+    "BadLine",
+)
+# Why an engine, a node or a server takes no requests any more.
+OF_ENDS = (
+    "_find_hang",
+    "explain_exit",
+    "explain_end",
+    "_why_stopped",
+    "ExitStatus",
+    "EngineFailed",
+    "EngineBroken",
+    "NodeEnd",
+    "RankLost",
+    "end_all",
+    "_drop_requests",
+    "tell_end",
+    "leave",
+    "lose",
+    "_replace",
+)
+# The classes of the errors that the others put in, and of those that Python code gets.
+OF_PARTS = ("Exception", "ValueError", "TypeError", "RuntimeError", "OSError", "ImportError")
+# Texts of the same classes and functions that tell of no error.
+NO_ERRORS = (
+    "a stop string was found",
+    "stopped; the same command goes on",
+    "its memory was needed",
 )
 GAP = "..."
 NO_CONSTANTS: Mapping[str, ast.expr] = {}
@@ -53,16 +82,25 @@ class _Source(NamedTuple):
     functions: list[_Function]
 
 
-def texts(package: Path, roots: tuple[str, ...]) -> list[ErrorText]:
-    """The texts of errors of the classes `roots`, by module and then in the order of the source."""
+def texts(package: Path, roots: tuple[str, ...], others: tuple[str, ...] = ()) -> list[ErrorText]:
+    """The texts of errors of the classes `roots`, without those of the classes `others`, by module
+    and then in the order of the source."""
     sources = _sources(package)
-    makers = _makers(sources, roots)
+    makers = _makers(sources, roots) - _makers(sources, others)
+    anywhere: dict[str, list[str]] = {}
+    for source in sources:
+        anywhere |= _returned(source.functions)
     found: dict[tuple[str, str], ErrorText] = {}
     for source in sources:
-        written = _returned(source.functions)
+        own = _returned(source.functions)
+        written = anywhere | own
+        for one in (text for name in roots for text in own.get(name, []) if " " in text):
+            found.setdefault((source.module, one), ErrorText(one, 0, source.module))
         constants = _constants(source.functions[0].nodes)
         for function in source.functions:
             for one in _of_function(function.nodes, makers, written, constants):
+                if one.text in NO_ERRORS:
+                    continue
                 found.setdefault((source.module, one.text), one._replace(module=source.module))
     return list(found.values())
 
@@ -78,7 +116,7 @@ def _sources(package: Path) -> list[_Source]:
 def _read(module: str, tree: ast.Module) -> _Source:
     constants = ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], [])
     source = _Source(module, [], [], [_Function("", _nodes(constants))])
-    for node in _walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.ClassDef):
             source.bases.append((node.name, [_name(base) for base in node.bases]))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -87,6 +125,16 @@ def _read(module: str, tree: ast.Module) -> _Source:
             if is_plain and node.returns:
                 source.returned.append((node.name, _name(node.returns)))
     return source
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """As `ast.walk`, but without expressions, which define nothing."""
+    todo = deque([tree])
+    while todo:
+        node = todo.popleft()
+        yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            todo += getattr(node, name, [])
 
 
 def _walk(tree: ast.AST) -> Iterator[ast.AST]:
@@ -158,7 +206,10 @@ def _of_function(
     for node in nodes:
         if not isinstance(node, ast.Call) or _name(node.func) not in makers:
             continue
-        given = [*node.args, *(one.value for one in node.keywords if one.arg == "message")]
+        given = [
+            *node.args,
+            *(one.value for one in node.keywords if one.arg in ("message", "reason")),
+        ]
         candidates = [_text(one, assigned, constants) for one in given]
         for one in given:
             if isinstance(one, ast.Call) and _name(one.func) not in makers:
@@ -383,12 +434,32 @@ GROUPS_OF_REQUESTS = (
     Group(
         "Batches and stored answers",
         "[Batches](../guides/batches.md) and [state](../guides/state.md).",
-        ("batches/", "state/"),
+        ("batches/", "state/", "cli/batch", "cli/generate"),
     ),
     Group(
         "Administration",
         "[Control requests](../guides/control.md) says what each route takes, and which key it needs.",
         ("server/admin", "assemble/", "engine/", "executor/", "cli/"),
+    ),
+)
+
+GROUPS_OF_ENDS = (
+    Group(
+        "The engine",
+        "The log has it as the `reason` of `engine_hangs` or `engine_lost`; answers with 503 have it, an end behind `the engine has stopped:`, or `engine 0 has stopped:` with `--dp-size`. [Health](../guides/observability.md#health-and-an-engine-that-hangs) says what follows.",
+        ("client/", "engine/", "launch/"),
+    ),
+    Group(
+        "Ranks and nodes",
+        "An engine ends when one of its ranks or nodes is lost, and one of these is why. [One model in several processes](../guides/parallel.md) says what they need.",
+        ("assemble/", "executor/", "launch/node", "ops/", "parallel/"),
+    ),
+)
+GROUPS_OF_PARTS = (
+    Group(
+        "By module",
+        "Each stands where an error above has `...`, in a line of the log, in what `weft doctor` says, or is raised by a class that a program uses without a server.",
+        ("",),
     ),
 )
 
@@ -403,12 +474,16 @@ def page(package: Path) -> Iterator[str]:
     ]
     yield "The texts with which commands end and requests are answered, as the sources have them; of some, only a part. `...` is what is put"
     yield "in: a name, a value, what is allowed. Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
+    known: tuple[str, ...] = ()
     for title, roots, groups in (
         ("Errors that end a command", OF_COMMANDS, GROUPS_OF_COMMANDS),
         ("Errors that answer a request", OF_REQUESTS, GROUPS_OF_REQUESTS),
+        ("Why an engine or a server has ended", OF_ENDS, GROUPS_OF_ENDS),
+        ("What errors put in", OF_PARTS, GROUPS_OF_PARTS),
     ):
         yield from ["", f"## {title}"]
-        found = texts(package, roots)
+        found = texts(package, roots, known if roots is OF_PARTS else ())
+        known += roots
         by_group = {
             group: [one for one in found if _group_of(one, groups) is group] for group in groups
         }

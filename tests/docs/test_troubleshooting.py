@@ -13,13 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text("utf-8")
+ALL_TEXTS = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
 STATUS = re.compile(r"(?:ApiError\(|status=)\s*([45]\d\d)\b")
 # Made by functions that take the texts in parts.
 IN_PARTS = {
     "there is no command ...",
     "unknown option ...",
     "... is ...; a whole number is expected",
-    "the engine has given no sign of life for ... s",  # what the watch of the engine found
 }
 
 
@@ -32,14 +32,9 @@ def errors() -> ModuleType:
         sys.path.pop(0)
 
 
-@pytest.fixture(scope="module")
-def texts(errors: ModuleType) -> set[str]:
-    found = [
-        one
-        for roots in (errors.OF_COMMANDS, errors.OF_REQUESTS)
-        for one in errors.texts(ROOT / "weft", roots)
-    ]
-    return {" ".join(one.text.split()) for one in found}
+def cells(page: str) -> set[str]:
+    """The first cells of the page of all texts, or of a part of it."""
+    return set(re.findall(r"^\| (.*) \| `.*\|$", page, re.MULTILINE))
 
 
 def rows(heading: str) -> list[str]:
@@ -52,10 +47,17 @@ def rows(heading: str) -> list[str]:
 @pytest.mark.parametrize(
     "heading", ["weft does not start", "A request is refused", "A request ends, or waits"]
 )
-def test_messages_on_the_page_are_those_of_the_code(heading: str, texts: set[str]) -> None:
-    messages = rows(heading)
+def test_messages_on_the_page_are_those_of_the_code(errors: ModuleType, heading: str) -> None:
+    messages = set(rows(heading)) - IN_PARTS
     assert len(messages) > 8
-    assert [one for one in messages if one not in texts | IN_PARTS] == []
+    assert {errors._cell(one) for one in messages} - cells(ALL_TEXTS) == set()
+
+
+def test_each_end_of_an_engine_has_a_row(errors: ModuleType) -> None:
+    (engine, _) = errors.GROUPS_OF_ENDS
+    found = cells(ALL_TEXTS.split(f"\n### {engine.title}\n")[1].split("\n### ")[0])
+    assert len(found) > 10
+    assert found <= {errors._cell(one) for one in rows("A request ends, or waits")}
 
 
 def test_each_status_has_a_row() -> None:
@@ -78,7 +80,9 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         '    return Own(f"{name} is wrong " f"here")\n'
         "def work(name: str) -> None:\n"
         '    message = f"no {name} is there"\n'
-        "    raise ApiError(404, message, param=name)\n",
+        "    raise ApiError(404, message, param=name)\n"
+        "def explain_exit(status: int) -> str:\n"
+        '    return f"it ended with {status}"\n',
         "utf-8",
     )
     commands = errors.texts(tmp_path, errors.OF_COMMANDS)
@@ -88,6 +92,7 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         "... is wrong here",
     ]
     assert errors.texts(tmp_path, errors.OF_REQUESTS) == [("no ... is there", 404, "part")]
+    assert errors.texts(tmp_path, errors.OF_ENDS) == [("it ended with ...", 0, "part")]
 
 
 def test_a_module_without_a_group_is_named(errors: ModuleType) -> None:

@@ -74,7 +74,7 @@ class Server:
     def find_engines(self) -> list[psutil.Process]:
         return [
             p
-            for p in psutil.Process(self.process.pid).children()
+            for p in psutil.Process(self.process.pid).children(recursive=True)
             if "worker" in " ".join(p.cmdline())
         ]
 

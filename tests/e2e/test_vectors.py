@@ -76,7 +76,7 @@ def rows() -> Callable[[list[int]], NDArray[np.float32]]:
     return lambda ids: table[ids].numpy()
 
 
-def greedy(max_new_tokens: int = 24, **more: Any) -> SamplingParams:
+def greedy(max_new_tokens: int = 12, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, ignore_eos=True, **more)
 
 

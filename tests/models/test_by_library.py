@@ -35,7 +35,7 @@ NATIVE = [
 ]
 # Those that weft has code of its own for are served by it, unless somebody asks for the other.
 USUAL = [
-    *one_in(4, [f"native-{name}" for name in NATIVE]),
+    *one_in(10, [f"native-{name}" for name in NATIVE]),
     *one_in(2, by_library.FAMILIES),
 ]
 

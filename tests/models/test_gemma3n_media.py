@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.models import mobilenet
 from tests.models.gemma3n_media import (
@@ -29,17 +28,20 @@ from tests.models.gemma3n_media import (
     make_gemma3n,
     pixels,
 )
-from tests.models.gemma4_media import CPU, IN_FOUR_WAYS, RETRACTED, Told, loaded
+from tests.models.gemma4_media import IN_FOUR_WAYS, loaded
 from tests.models.many import Checkpoint
-from weft.config.model import ModelConfig
+from tests.models.media_checks import (
+    assert_all_told,
+    assert_found_again,
+    assert_matrices_count,
+    assert_retracted_go_on,
+    assert_weights_come_back,
+    backends,
+)
 from weft.config.model_errors import ModelError
 from weft.config.vision.gemma3n import gemma3n_towers
 from weft.config.vision.mobilenet import MobileNetSpec
-from weft.executor.cpu.tower import CppTowerBackend
-from weft.executor.plain.tower import TorchTowerBackend
-from weft.models.vision.tower import TowerBackend, TowerInput, at_once
-from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.library import Unavailable, load
+from weft.models.vision.tower import TowerInput, at_once
 
 # Frames of one vector and of all, with all frames of the last vector and with one.
 LENGTHS = [1, 16, 17, 50, 96]
@@ -50,14 +52,6 @@ ENDED_PICTURE = NUM_PICTURE_TOKENS + 1
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_gemma3n(tmp_path_factory.mktemp("gemma3n"))
-
-
-def backends() -> list[TowerBackend]:
-    try:
-        kernels = load()
-    except Unavailable as problem:
-        pytest.skip(str(problem))
-    return [TorchTowerBackend(torch.float32, CPU), CppTowerBackend(kernels, WeightFormat.F32)]
 
 
 def test_vectors_of_pictures_are_those_of_transformers(model: Checkpoint) -> None:
@@ -107,19 +101,9 @@ def test_vectors_of_sounds_are_those_of_transformers(model: Checkpoint) -> None:
 
 
 def test_weights_are_given_back_as_they_came(model: Checkpoint) -> None:
-    stored = load_file(model.folder / "model.safetensors")
     tower = loaded(model, backends()[1])
-    ours = {weight.name: weight for weight in tower.weights()}
-    for name in [one for one in stored if "language_model" not in one]:
-        torch.testing.assert_close(
-            ours.pop(name.removeprefix("model.")).get(), stored[name], rtol=0, atol=1e-7
-        )
-    assert not ours
-    matrices = sum(weight.get().numel() for weight in tower.weights() if len(weight.shape) > 1)
-    spec = ModelConfig.from_folder(model.folder).vision
-    assert spec is not None
-    assert spec.num_parameters == matrices
-    assert spec.kinds == ("image", "audio")
+    assert_weights_come_back(model, tower, lambda name: "language_model" not in name, atol=1e-7)
+    assert_matrices_count(model, tower, "image", "audio")
 
 
 def test_the_released_network_has_as_many_weights_as_that_of_timm() -> None:
@@ -139,32 +123,16 @@ PROMPTS = [Prompt(1, 5, SHORT, 9), Prompt(2, LONG, 7, PICTURE, 4), Prompt(3, 2, 
 def test_log_probabilities_are_those_of_transformers(
     model: Checkpoint, settings: dict[str, Any]
 ) -> None:
-    served = Told(model.folder, **settings)
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
-        assert_told(model, prompt, output)
-    assert served.engine.services.stats().total_encoder_runs == 3
+    assert_all_told(model, PROMPTS, assert_told, 3, **settings)
 
 
 def test_what_was_seen_and_heard_is_found_in_the_cache(model: Checkpoint) -> None:
-    served = Told(model.folder, page_size=1)
-    first = PROMPTS[1]
-    (once,) = served.tell(first)
-    (again,) = served.tell(first)
-    assert again == once
-    assert served.cached[1] == len(first.ids) - 1
-    changed = Prompt(2, LONG, 7, Seen(9, 32), 4)
-    (output,) = served.tell(changed)
-    assert_told(model, changed, output)
-    assert served.cached[2] == ENDED_SOUND + 7
-    assert served.engine.services.stats().total_encoder_runs == 3
+    changed = Prompt(2, LONG, 7, Seen(9, 32), 4), ENDED_SOUND + 7
+    assert_found_again(model, PROMPTS[1], [changed], assert_told, 3)
 
 
 def test_retracted_requests_go_on_with_the_same_media(model: Checkpoint) -> None:
-    served = Told(model.folder, **RETRACTED)
-    outputs = served.tell(*PROMPTS, between=served.retracting())
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert_told(model, prompt, output)
-    assert served.engine.scheduler.counters.num_retractions > 3
+    assert_retracted_go_on(model, PROMPTS, assert_told)
 
 
 def config_with(**changes: Any) -> dict[str, Any]:

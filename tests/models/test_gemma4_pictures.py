@@ -8,28 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.models.gemma4_media import (
-    CPU,
     SIDE,
     Prompt,
     Seen,
-    Told,
     assert_told,
     inputs_of,
     loaded,
     pixels,
 )
 from tests.models.many import Checkpoint
+from tests.models.media_checks import (
+    assert_all_told,
+    assert_found_again,
+    assert_matrices_count,
+    assert_weights_come_back,
+    backends,
+)
 from tests.models.pictures import GEMMA4, make_gemma4
 from weft.config.model import ModelConfig
 from weft.config.model_errors import ModelError
-from weft.executor.cpu.tower import CppTowerBackend
-from weft.executor.plain.tower import TorchTowerBackend
-from weft.models.vision.tower import TowerBackend, TowerInput, at_once
-from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.library import Library, Unavailable, load
+from weft.models.vision.tower import TowerInput, at_once
 
 GRIDS = [(1, 3, 4), (1, 1, 2), (1, 2, 7), (1, 5, 1)]
 
@@ -39,20 +39,8 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_gemma4(request.param, tmp_path_factory.mktemp("gemma4"))
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Library:
-    try:
-        return load()
-    except Unavailable as problem:
-        pytest.skip(str(problem))
-
-
-def test_vectors_are_those_of_transformers(seeing: Checkpoint, kernels: Library) -> None:
-    backends: list[TowerBackend] = [
-        TorchTowerBackend(torch.float32, CPU),
-        CppTowerBackend(kernels, WeightFormat.F32),
-    ]
-    for backend in backends:
+def test_vectors_are_those_of_transformers(seeing: Checkpoint) -> None:
+    for backend in backends():
         tower = loaded(seeing, backend)
         for grid in GRIDS:
             values = pixels(grid)
@@ -71,23 +59,10 @@ def test_vectors_are_those_of_transformers(seeing: Checkpoint, kernels: Library)
             at_once(tower.encode(long))
 
 
-def test_weights_are_given_back_as_they_came(seeing: Checkpoint, kernels: Library) -> None:
-    stored = load_file(seeing.folder / "model.safetensors")
-    tower = loaded(seeing, CppTowerBackend(kernels, WeightFormat.F32))
-    ours = {weight.name: weight for weight in tower.weights()}
-    for whole in [one for one in stored if "vision" in one]:
-        torch.testing.assert_close(
-            ours.pop(whole.removeprefix("model.")).get(), stored[whole], rtol=0, atol=0
-        )
-    assert not ours
-
-
-def test_the_memory_of_the_tower_counts(seeing: Checkpoint) -> None:
-    tower = loaded(seeing, TorchTowerBackend(torch.float32, CPU))
-    matrices = sum(weight.get().numel() for weight in tower.weights() if len(weight.shape) > 1)
-    spec = ModelConfig.from_folder(seeing.folder).vision
-    assert spec is not None
-    assert spec.num_parameters == matrices
+def test_weights_are_given_back_as_they_came(seeing: Checkpoint) -> None:
+    tower = loaded(seeing, backends()[1])
+    assert_weights_come_back(seeing, tower, lambda name: "vision" in name)
+    assert_matrices_count(seeing, tower, "image")
 
 
 ONE = Seen(1, 3, 4)
@@ -109,27 +84,14 @@ PROMPTS = [Prompt(1, 5, ONE, 9), Prompt(2, ONE, 7, WIDE, 4), Prompt(3, 3, TALL, 
 def test_log_probabilities_are_those_of_transformers(
     seeing: Checkpoint, settings: dict[str, Any]
 ) -> None:
-    served = Told(seeing.folder, **settings)
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
-        assert_told(seeing, prompt, output)
-    assert served.engine.services.stats().total_encoder_runs == 3
+    assert_all_told(seeing, PROMPTS, assert_told, 3, **settings)
 
 
 def test_a_picture_that_was_seen_is_found_in_the_cache(seeing: Checkpoint) -> None:
-    served = Told(seeing.folder, page_size=1)
-    first = PROMPTS[1]
-    (once,) = served.tell(first)
-    (again,) = served.tell(first)
-    assert again == once
-    assert served.cached[1] == len(first.ids) - 1
     # Behind other text, and beside another picture.
-    moved = Prompt(4, 2, ONE, 3)
-    changed = Prompt(2, ONE, 7, Seen(9, 2, 7), 4)
-    for place, prompt in enumerate((moved, changed), 2):
-        (output,) = served.tell(prompt)
-        assert_told(seeing, prompt, output)
-        assert served.cached[place] == (0 if prompt is moved else 12 + 7)
-    assert served.engine.services.stats().total_encoder_runs == 3
+    moved = Prompt(4, 2, ONE, 3), 0
+    changed = Prompt(2, ONE, 7, Seen(9, 2, 7), 4), 12 + 7
+    assert_found_again(seeing, PROMPTS[1], [moved, changed], assert_told, 3)
 
 
 @pytest.mark.parametrize(

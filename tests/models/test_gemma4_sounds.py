@@ -8,32 +8,32 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.models.gemma4_media import (
-    CPU,
     IN_FOUR_WAYS,
     NUM_BANDS,
-    RETRACTED,
     Heard,
     Prompt,
     Seen,
-    Told,
     assert_told,
     frames,
     heard_inputs_of,
     loaded,
 )
 from tests.models.many import Checkpoint
+from tests.models.media_checks import (
+    assert_all_told,
+    assert_found_again,
+    assert_matrices_count,
+    assert_retracted_go_on,
+    assert_weights_come_back,
+    backends,
+)
 from tests.models.pictures import GEMMA4_AUDIO, make_gemma4
 from weft.config.model import ModelConfig
 from weft.config.model_errors import ModelError
 from weft.config.vision.gemma4_sound import gemma4_sound
-from weft.executor.cpu.tower import CppTowerBackend
-from weft.executor.plain.tower import TorchTowerBackend
-from weft.models.vision.tower import TowerBackend, TowerInput, at_once
-from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.library import Unavailable, load
+from weft.models.vision.tower import TowerInput, at_once
 
 # Frames of one token and of several, with all frames of the last token and with one.
 LENGTHS = [1, 4, 37, 96, 41]
@@ -42,14 +42,6 @@ LENGTHS = [1, 4, 37, 96, 41]
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_gemma4("small", tmp_path_factory.mktemp("gemma4"), GEMMA4_AUDIO)
-
-
-def backends() -> list[TowerBackend]:
-    try:
-        kernels = load()
-    except Unavailable as problem:
-        pytest.skip(str(problem))
-    return [TorchTowerBackend(torch.float32, CPU), CppTowerBackend(kernels, WeightFormat.F32)]
 
 
 @pytest.mark.parametrize("is_limited", [True, False])
@@ -80,19 +72,9 @@ def test_vectors_are_those_of_transformers(
 
 
 def test_weights_are_given_back_as_they_came(hearing: Checkpoint) -> None:
-    stored = load_file(hearing.folder / "model.safetensors")
     tower = loaded(hearing, backends()[1])
-    ours = {weight.name: weight for weight in tower.weights()}
-    for whole in [one for one in stored if "audio" in one or "vision" in one]:
-        torch.testing.assert_close(
-            ours.pop(whole.removeprefix("model.")).get(), stored[whole], rtol=0, atol=0
-        )
-    assert not ours
-    matrices = sum(weight.get().numel() for weight in tower.weights() if len(weight.shape) > 1)
-    spec = ModelConfig.from_folder(hearing.folder).vision
-    assert spec is not None
-    assert spec.num_parameters == matrices
-    assert spec.kinds == ("image", "audio")
+    assert_weights_come_back(hearing, tower, lambda name: "audio" in name or "vision" in name)
+    assert_matrices_count(hearing, tower, "image", "audio")
 
 
 SHORT = Heard(1, 18)
@@ -105,32 +87,16 @@ PROMPTS = [Prompt(1, 5, SHORT, 9), Prompt(2, LONG, 7, PICTURE, 4), Prompt(3, 2, 
 def test_log_probabilities_are_those_of_transformers(
     hearing: Checkpoint, settings: dict[str, Any]
 ) -> None:
-    served = Told(hearing.folder, **settings)
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
-        assert_told(hearing, prompt, output)
-    assert served.engine.services.stats().total_encoder_runs == 3
+    assert_all_told(hearing, PROMPTS, assert_told, 3, **settings)
 
 
 def test_a_sound_that_was_heard_is_found_in_the_cache(hearing: Checkpoint) -> None:
-    served = Told(hearing.folder, page_size=1)
-    first = PROMPTS[1]
-    (once,) = served.tell(first)
-    (again,) = served.tell(first)
-    assert again == once
-    assert served.cached[1] == len(first.ids) - 1
-    changed = Prompt(2, LONG, 7, Heard(9, 20), 4)
-    (output,) = served.tell(changed)
-    assert_told(hearing, changed, output)
-    assert served.cached[2] == 16 + 7
-    assert served.engine.services.stats().total_encoder_runs == 3
+    changed = Prompt(2, LONG, 7, Heard(9, 20), 4), 16 + 7
+    assert_found_again(hearing, PROMPTS[1], [changed], assert_told, 3)
 
 
 def test_retracted_requests_go_on_with_the_same_sounds(hearing: Checkpoint) -> None:
-    served = Told(hearing.folder, **RETRACTED)
-    outputs = served.tell(*PROMPTS, between=served.retracting())
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert_told(hearing, prompt, output)
-    assert served.engine.scheduler.counters.num_retractions > 3
+    assert_retracted_go_on(hearing, PROMPTS, assert_told)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +121,4 @@ def test_sounds_are_heard_in_order_where_tokens_of_pictures_see_each_other(tmp_p
     assert spec is not None
     assert spec.rules.sees_both_ways
     assert spec.rules.kinds_in_order == ("audio",)
-    served = Told(checkpoint.folder)
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
-        assert_told(checkpoint, prompt, output)
+    assert_all_told(checkpoint, PROMPTS, assert_told, 3)

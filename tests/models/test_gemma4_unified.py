@@ -9,35 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.models.gemma4_media import (
-    CPU,
     IN_FOUR_WAYS,
     PATCH,
     POOL,
-    RETRACTED,
     Heard,
     Seen,
-    Told,
     assert_told,
     loaded,
     pixels,
 )
 from tests.models.gemma4_media import Prompt as GemmaPrompt
 from tests.models.many import Checkpoint
+from tests.models.media_checks import (
+    assert_all_told,
+    assert_found_again,
+    assert_matrices_count,
+    assert_retracted_go_on,
+    assert_weights_come_back,
+    backends,
+)
 from tests.models.pictures import UNIFIED_SAMPLES, make_gemma4_unified
 from weft.arrays import FloatArray
 from weft.config.model import ModelConfig
 from weft.config.model_errors import ModelError
 from weft.config.vision.gemma4_unified import gemma4_unified
-from weft.executor.cpu.tower import CppTowerBackend
-from weft.executor.plain.tower import TorchTowerBackend
 from weft.messages.media import MediaItem
-from weft.models.vision.tower import TowerBackend, TowerInput, at_once
-from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.library import Unavailable, load
+from weft.models.vision.tower import TowerInput, at_once
 
 GRIDS = [(1, 3, 4), (1, 1, 2), (1, 2, 7), (1, 5, 1)]
 SIDE = PATCH * POOL
@@ -46,14 +46,6 @@ SIDE = PATCH * POOL
 @pytest.fixture(scope="module")
 def unified(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return make_gemma4_unified(tmp_path_factory.mktemp("unified"))
-
-
-def backends() -> list[TowerBackend]:
-    try:
-        kernels = load()
-    except Unavailable as problem:
-        pytest.skip(str(problem))
-    return [TorchTowerBackend(torch.float32, CPU), CppTowerBackend(kernels, WeightFormat.F32)]
 
 
 def waves(num_tokens: int, seed: int = 0) -> FloatArray:
@@ -130,19 +122,9 @@ def test_vectors_are_those_of_transformers(unified: Checkpoint) -> None:
 
 
 def test_weights_are_given_back_as_they_came(unified: Checkpoint) -> None:
-    stored = load_file(unified.folder / "model.safetensors")
     tower = loaded(unified, backends()[1])
-    ours = {weight.name: weight for weight in tower.weights()}
-    for whole in [one for one in stored if "language_model" not in one]:
-        torch.testing.assert_close(
-            ours.pop(whole.removeprefix("model.")).get(), stored[whole], rtol=0, atol=0
-        )
-    assert not ours
-    matrices = sum(weight.get().numel() for weight in tower.weights() if len(weight.shape) > 1)
-    spec = ModelConfig.from_folder(unified.folder).vision
-    assert spec is not None
-    assert spec.num_parameters == matrices
-    assert spec.kinds == ("image", "audio")
+    assert_weights_come_back(unified, tower, lambda name: "language_model" not in name)
+    assert_matrices_count(unified, tower, "image", "audio")
 
 
 SOUND = Heard(1, 16)
@@ -158,31 +140,16 @@ PROMPTS = [
 def test_log_probabilities_are_those_of_transformers(
     unified: Checkpoint, settings: dict[str, Any]
 ) -> None:
-    served = Told(unified.folder, **settings)
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
-        assert_told(unified, prompt, output)
-    assert served.engine.services.stats().total_encoder_runs == 3
+    assert_all_told(unified, PROMPTS, assert_told, 3, **settings)
 
 
 def test_what_was_seen_and_heard_is_found_in_the_cache(unified: Checkpoint) -> None:
-    served = Told(unified.folder, page_size=1)
-    first = PROMPTS[1]
-    (once,) = served.tell(first)
-    (again,) = served.tell(first)
-    assert again == once
-    assert served.cached[1] == len(first.ids) - 1
-    changed = Prompt(2, SOUND, 7, Seen(9, 3, 4), 4)
-    (output,) = served.tell(changed)
-    assert_told(unified, changed, output)
-    assert served.cached[2] == 16 + 7
+    changed = Prompt(2, SOUND, 7, Seen(9, 3, 4), 4), 16 + 7
+    assert_found_again(unified, PROMPTS[1], [changed], assert_told, 3)
 
 
 def test_retracted_requests_go_on_with_the_same_media(unified: Checkpoint) -> None:
-    served = Told(unified.folder, **RETRACTED)
-    outputs = served.tell(*PROMPTS, between=served.retracting())
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert_told(unified, prompt, output)
-    assert served.engine.scheduler.counters.num_retractions > 3
+    assert_retracted_go_on(unified, PROMPTS, assert_told)
 
 
 def test_pictures_may_be_seen_in_order(tmp_path: Path) -> None:

@@ -15,26 +15,26 @@ import transformers
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 from tests.models.gemma4_media import (
-    CPU,
     IN_FOUR_WAYS,
-    RETRACTED,
     Told,
     assert_likeliest,
     loaded,
 )
 from tests.models.many import Checkpoint
+from tests.models.media_checks import (
+    assert_all_told,
+    assert_matrices_count,
+    assert_retracted_go_on,
+    backends,
+)
 from tests.models.pictures import IMAGE_TOKEN
 from tests.models.sounds import VOXTRAL_AUDIO, VOXTRAL_TOKENS, make_voxtral
 from weft.arrays import FloatArray
 from weft.config.model import ModelConfig
 from weft.config.model_errors import ModelError
 from weft.config.vision.stacked import StackedSpec, voxtral
-from weft.executor.cpu.tower import CppTowerBackend
-from weft.executor.plain.tower import TorchTowerBackend
 from weft.messages.media import MediaItem
-from weft.models.vision.tower import TowerBackend, TowerInput, at_once
-from weft.ops.cpp.abi import WeightFormat
-from weft.ops.cpp.library import load
+from weft.models.vision.tower import TowerInput, at_once
 from weft.text.media.voxtral import BEGIN, PLACEHOLDER, Voxtral
 
 RATE = 16_000
@@ -120,11 +120,7 @@ def test_spectrograms_are_those_of_transformers() -> None:
 
 
 def test_vectors_are_those_of_transformers(model: Checkpoint) -> None:
-    backends: list[TowerBackend] = [
-        TorchTowerBackend(torch.float32, CPU),
-        CppTowerBackend(load(""), WeightFormat.F32),
-    ]
-    for backend in backends:
+    for backend in backends():
         tower = loaded(model, backend)
         for seed in (1, 2):
             values = torch.from_numpy(window(seed))
@@ -140,22 +136,15 @@ def test_vectors_are_those_of_transformers(model: Checkpoint) -> None:
 
 
 def test_all_tensors_are_read(model: Checkpoint) -> None:
-    tower = loaded(model, CppTowerBackend(load(""), WeightFormat.F32))
-    matrices = sum(weight.get().numel() for weight in tower.weights() if len(weight.shape) > 1)
-    spec = ModelConfig.from_folder(model.folder).vision
-    assert isinstance(spec, StackedSpec)
-    assert spec.num_parameters == matrices
-    assert spec.kinds == ("audio",)
+    tower = loaded(model, backends()[1])
+    assert_matrices_count(model, tower, "audio")
 
 
 @IN_FOUR_WAYS
 def test_log_probabilities_are_those_of_transformers(
     model: Checkpoint, settings: dict[str, Any]
 ) -> None:
-    served = Told(model.folder, **settings)
-    for prompt, output in zip(PROMPTS, served.tell(*PROMPTS), strict=True):
-        assert_told(model, prompt, output)
-    assert served.engine.services.stats().total_encoder_runs == 4
+    assert_all_told(model, PROMPTS, assert_told, 4, **settings)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -176,11 +165,7 @@ def test_what_was_heard_is_found_in_the_cache(model: Checkpoint, page_size: int)
 
 
 def test_retracted_requests_go_on_with_the_same_sounds(model: Checkpoint) -> None:
-    served = Told(model.folder, **RETRACTED)
-    outputs = served.tell(*PROMPTS, between=served.retracting())
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert_told(model, prompt, output)
-    assert served.engine.scheduler.counters.num_retractions > 3
+    assert_retracted_go_on(model, PROMPTS, assert_told)
 
 
 def test_files_that_leave_out_what_is_usual_are_those_of_mini(tmp_path: Path) -> None:

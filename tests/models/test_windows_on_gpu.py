@@ -42,7 +42,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 def test_tokens_are_those_of_transformers(gpu: FakeGpu, tmp_path: Path) -> None:
     """Requests of several windows, with fewer slots for windows than they have tokens: slots of
     tokens that no later one sees are used again, also by the other request."""
-    checkpoint = make_windowed("gemma2", tmp_path)
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    checkpoint = make_windowed("gemma2", tmp_path, num_hidden_layers=3, layer_types=layers)
     served = Served(
         checkpoint.folder,
         device="cuda",

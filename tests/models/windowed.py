@@ -51,9 +51,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_windowed(name: str, folder: Path) -> Checkpoint:
+def make_windowed(name: str, folder: Path, **more: Any) -> Checkpoint:
+    """`more`: what its config has besides."""
     kind, changes = FAMILIES[name]
-    shape = {**SHAPE, "max_position_embeddings": CONTEXT, **changes}
+    shape = {**SHAPE, "max_position_embeddings": CONTEXT, **changes, **more}
     config = getattr(transformers, f"{kind}Config")(**shape, attn_implementation="eager")
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
     return saved(model, folder)

@@ -19,7 +19,7 @@ from weft.cli.main import main
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_tenant_ttft, why_no_ttft
 from weft.engine.deadline_service import REST_S
-from weft.messages.control import ExplainRequest
+from weft.messages.control import ContinueGeneration, ExplainRequest, PauseGeneration
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort
 from weft.scheduler.estimate import wait
@@ -264,6 +264,21 @@ def test_before_a_step_has_run_nobody_knows_and_nobody_is_refused() -> None:
     world.run_dry()
     assert world.finished[id].status == 200
     world.check_outputs()
+
+
+def test_in_a_pause_nobody_is_refused_or_told_a_time() -> None:
+    world = timed_engine(max_running_requests=1)
+    told = warnings_of(world)
+    world.tell(PauseGeneration(call=1, mode="in_place"))
+    id = world.send([7] * 5, max_new_tokens=2, ttft_ms=60_000)
+    world.step(check=False)
+    assert told == []
+    assert world.engine.wait_s > 1
+    world.time += 5.0
+    world.tell(ContinueGeneration(call=2))
+    world.run_dry(check=False)
+    assert int(told[0].split("-")[0]) >= 5_000
+    assert world.finished[id].status == 200
 
 
 def test_the_expected_wait_of_any_request_that_waits_stands_in_its_explanation() -> None:

@@ -361,8 +361,8 @@ def test_who_finds_the_queue_full_or_runs_too_long_has_a_history() -> None:
 def test_blocks_that_are_read_from_the_disk_are_a_part_of_the_time(tmp_path: Path) -> None:
     # Such short chunks do not teach how fast prompts are computed, so a request waits for what is
     # stored, however slow that is.
-    patient = {"chunked_prefill_size": 32, "cache_wait_ms": 240_000}
-    stored = {"cache_dir": str(tmp_path), "cache_write": "through"}
+    patient: dict[str, Any] = {"chunked_prefill_size": 32, "cache_wait_ms": 240_000}
+    stored: dict[str, Any] = {"cache_dir": str(tmp_path), "cache_write": "through"}
     with serving(NANO, kv_tokens=4096, **stored, **patient) as server:
         while server.get("/cache").json()["disk"] != "open":
             server.wait(asyncio.sleep(0.01))

@@ -102,8 +102,10 @@ def test_processors_travel_with_their_parameters(http: httpx.Client, server: Run
         "sampling_params": {"custom_params": params},
     }
     assert http.post(NATIVE, json=native).status_code == 200
-    one, two, three = (request.sampling.processors for request in seen(server, 3))
-    assert one == three == (Processor("mine", params),)
+    beside = {"text": "Hi", "custom_logit_processor": "mine", "custom_params": params}
+    assert http.post(NATIVE, json=beside).status_code == 200
+    one, two, three, four = (request.sampling.processors for request in seen(server, 4))
+    assert one == three == four == (Processor("mine", params),)
     assert two == (Processor("mine", params), Processor("yours"))
 
 

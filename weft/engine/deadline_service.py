@@ -81,11 +81,15 @@ class DeadlineService(Service):
         self._core.hooks.attach(self)
 
     def wake_at(self) -> float:
-        return self._rests_until_s if self._feature.newcomers else math.inf
+        if not self._feature.newcomers or self._core.hooks.holds_steps:
+            return math.inf
+        return self._rests_until_s
 
     def before_step(self, now: float) -> None:
-        """Judge those that have come."""
-        if not self._feature.newcomers or now < self._rests_until_s:
+        """Judge those that have come; in a pause nobody knows when they can begin."""
+        if not self._feature.newcomers or self._core.hooks.holds_steps:
+            return
+        if now < self._rests_until_s:
             return
         newcomers = self._take_newcomers()
         ratio = self.calibration.band(1.0).likely_s

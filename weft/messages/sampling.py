@@ -219,7 +219,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None  # k, for the tokens of the prompt
     prompt_logprobs_start: int = 0  # first position of these; the very first token has none
     logprob_token_ids: tuple[int, ...] = ()  # at every position, also of these tokens
-    hidden_states: HiddenStatesOf | None = None  # "all" computed tokens, or the "last" one
+    # "all" computed tokens, or the "last" one. Only with --enable-return-hidden-states.
+    hidden_states: HiddenStatesOf | None = None
     speech: SpeechRules | None = None  # of models that write down speech
 
     def check(self, vocab_size: int) -> None:

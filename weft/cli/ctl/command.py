@@ -54,7 +54,7 @@ class CtlCommand:
 # Help texts for fields of messages. A field without one shows its type.
 HELP = {
     "policy": "name",
-    "mode": "what happens to open requests: abort, retract, in_place",
+    "mode": "what happens to open requests: abort (the default), retract, in_place",
     "num_steps": "stop after this number of steps",
     "activities": "CPU, GPU, or CPU,GPU",
     "record_shapes": "with the shapes of tensors",

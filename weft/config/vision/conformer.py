@@ -36,6 +36,9 @@ class ConformerSpec:
     scales_are_final: bool = False  # of the numbers of a head; else softplus makes them
     norm_eps: float
     out_size: int  # hidden size of the decoder
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:
@@ -49,14 +52,6 @@ class ConformerSpec:
     def folded_size(self) -> int:
         """Outputs of the second convolution for a vector."""
         return self.num_bands // 4 * self.channels[1]
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("audio",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
 
     @property
     def num_conformer_parameters(self) -> int:
@@ -74,10 +69,6 @@ class ConformerSpec:
         of_frame_pair = self.num_bands // 2 * (2 * self.channels[0] + 9)
         of_vector = (2 * self.reach + 12) * self.hidden_size
         return num_vectors * (2 * of_frame_pair + of_vector)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
 
 def require_no_clipping(audio: JsonMapping) -> None:

@@ -33,10 +33,8 @@ class PatchSpec:
     # The order of a GGUF file: patches colour by colour, and the positions of all columns before
     # those of rows.
     is_by_colour: bool
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
+    kinds = ("image",)
+    unread = ()
 
     @property
     def rules(self) -> MediaRules:
@@ -65,10 +63,6 @@ class PatchSpec:
         return USUAL_BUDGET * of_token
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def shown_name(self) -> str:
         side = self.token_side
         return f"products of pixels, a token for {side} x {side}"
@@ -81,14 +75,9 @@ class WaveSpec:
     num_samples: int  # of a token
     out_size: int
     norm_eps: float
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("audio",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def num_parameters(self) -> int:
@@ -97,10 +86,6 @@ class WaveSpec:
     @property
     def num_work_floats(self) -> int:
         return MAX_TOKENS * (3 * self.num_samples + self.out_size)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:

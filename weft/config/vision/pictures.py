@@ -26,10 +26,7 @@ class PictureSpec:
     encoder_name: str  # name of its tensors, within the base model
     out_size: int  # hidden size of the decoder
     num_tokens: int  # tokens per picture or tile
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image",)
+    kinds = ("image",)
 
     @property
     def rules(self) -> MediaRules:

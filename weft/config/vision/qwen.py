@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig
 from weft.config.vision.vit import activation
@@ -55,14 +55,9 @@ class QwenTowerSpec:
     # Layers after which further vectors of a token are taken, for the first layers of the decoder.
     # A listed layer that the encoder does not have has weights, but gives no vectors.
     deepstack: tuple[int, ...] = ()
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("image", "video")
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules(has_three_positions=True)
+    kinds = ("image", "video")
+    rules = MediaRules(has_three_positions=True)
+    unread = ()
 
     @property
     def head_dim(self) -> int:
@@ -88,10 +83,6 @@ class QwenTowerSpec:
         # x, its norm, q, k, v and the output of attention; patches twice.
         values = 6 * self.time_size * self.patch_size**2
         return USUAL_PATCHES * (6 * self.hidden_size + self.inner_size + values)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def shown_name(self) -> str:
@@ -196,11 +187,11 @@ def _read(
     rope = get(vision, "rope_parameters", dict, {})
     spec = QwenTowerSpec(
         out_size=out_size,
-        num_layers=size(vision, "depth", depth),
+        num_layers=size(vision, "depth", depth, most=MAX_LAYERS),
         num_heads=size(vision, "num_heads", 16),
         time_size=size(vision, "temporal_patch_size", 2),
         merge_size=size(vision, "spatial_merge_size", 2),
-        theta=number(rope, "rope_theta", USUAL_THETA, above=0.0),
+        theta=number(rope, "rope_theta", USUAL_THETA, above=1.0),
         **values,
     )
     fits = made_for == out_size and spec.hidden_size % spec.num_heads == 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import MAX_LAYERS, get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 
@@ -29,18 +29,13 @@ class WhisperSpec:
     activation: str = "gelu"
     out_size: int  # numbers of an output vector: in Qwen2-Audio, the hidden size of the decoder
     norm_eps: float = 1e-5
+    kinds = ("audio",)
+    rules = MediaRules()
+    unread = ()
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return ("audio",)
-
-    @property
-    def rules(self) -> MediaRules:
-        return MediaRules()
 
     @property
     def num_parameters(self) -> int:
@@ -57,10 +52,6 @@ class WhisperSpec:
         return self.num_positions * of_position
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def shown_name(self) -> str:
         seconds = self.num_positions / 50
         return f"Whisper of {self.num_layers} layers for sounds of up to {seconds:g} s"
@@ -73,6 +64,7 @@ class SpeechSpec:
 
     encoder: WhisperSpec  # `out_size`: keys and values of all layers
     num_layers: int  # of the decoder
+    unread = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -95,10 +87,6 @@ class SpeechSpec:
         return self.encoder.num_work_floats + self.encoder.num_positions * self.encoder.out_size
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def shown_name(self) -> str:
         return self.encoder.shown_name
 
@@ -107,12 +95,12 @@ def whisper(config: Mapping[str, Any], hidden_size: int) -> SpeechSpec:
     """The encoder in Whisper's own `config.json`. Raises UnsupportedModel."""
     require(config, "scale_embedding", False)
     require(config, "activation_function", "gelu")
-    num_layers = size(config, "decoder_layers", 4)
+    num_layers = size(config, "decoder_layers", 4, most=MAX_LAYERS)
     encoder = WhisperSpec(
         num_bands=size(config, "num_mel_bins", 80),
         hidden_size=hidden_size,
         inner_size=size(config, "encoder_ffn_dim", 1_536),
-        num_layers=size(config, "encoder_layers", 4),
+        num_layers=size(config, "encoder_layers", 4, most=MAX_LAYERS),
         num_heads=size(config, "encoder_attention_heads", 6),
         num_positions=size(config, "max_source_positions", 1_500),
         out_size=2 * num_layers * hidden_size,
@@ -150,7 +138,7 @@ def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
         num_bands=size(encoder, "num_mel_bins", 128),
         hidden_size=size(encoder, "d_model", 1_280),
         inner_size=size(encoder, "encoder_ffn_dim", 5_120),
-        num_layers=size(encoder, "encoder_layers", 32),
+        num_layers=size(encoder, "encoder_layers", 32, most=MAX_LAYERS),
         num_heads=size(encoder, "encoder_attention_heads", 20),
         num_positions=size(encoder, "max_source_positions", 1_500),
         out_size=out_size,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import MAX_LAYERS, get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.sound import WhisperSpec, check_heads, check_positions
@@ -22,6 +22,7 @@ class StackedSpec:
     stack: int  # vectors of a token
     inner_size: int  # of the two products
     out_size: int  # hidden size of the decoder
+    unread = ()
 
     @property
     def num_tokens(self) -> int:
@@ -51,10 +52,6 @@ class StackedSpec:
         return self.encoder.num_work_floats + self.num_tokens * of_token
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def shown_name(self) -> str:
         return self.encoder.shown_name
 
@@ -70,7 +67,7 @@ def voxtral(config: Mapping[str, Any], out_size: int) -> StackedSpec:
         num_bands=size(audio, "num_mel_bins", 128),
         hidden_size=size(audio, "hidden_size", 1_280),
         inner_size=size(audio, "intermediate_size", 5_120),
-        num_layers=size(audio, "num_hidden_layers", 32),
+        num_layers=size(audio, "num_hidden_layers", 32, most=MAX_LAYERS),
         num_heads=size(audio, "num_attention_heads", 20),
         num_positions=size(audio, "max_source_positions", 1_500),
         out_size=0,

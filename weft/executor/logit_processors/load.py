@@ -67,9 +67,10 @@ def _all(files: str) -> Iterator[tuple[str, object, str]]:
 
 
 def _of_file(entry: str, number: int) -> Iterator[tuple[str, object, str]]:
-    path, _, name = (
-        entry.rpartition(":") if entry.rpartition(":")[2].isidentifier() else (entry, "", "")
-    )
+    path, _, name = entry.rpartition(":")
+    if not path or not name.isidentifier():
+        path = entry
+        name = ""
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
         raise SettingsError(

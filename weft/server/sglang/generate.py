@@ -58,6 +58,10 @@ class NativeSampling(CommonSamplingFields, kw_only=True):
     beam_width: Any = None  # refused unless it has no effect
 
 
+# Sampling fields that clients also write beside `sampling_params`.
+BESIDE = ("custom_logit_processor", "custom_params", "logits_processors", "max_thinking_tokens")
+
+
 class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     """`text`, `input_ids` or `input_embeds`.
 
@@ -94,6 +98,7 @@ class SglangGenerateRequest(msgspec.Struct, kw_only=True):
     session_params: SessionFields | list[SessionFields] | None = None
     # SGLang has this field here, and its parameters in sampling_params.
     custom_logit_processor: Any = None
+    custom_params: Any = None
     logits_processors: Any = None
     max_thinking_tokens: int | None = None
     truncate_prompt_tokens: int | None = None
@@ -196,7 +201,7 @@ def _params(
 ) -> SamplingParams:
     """Sampling parameters, including the sampling fields beside `sampling_params`."""
     beside = {}
-    for name in ("custom_logit_processor", "logits_processors", "max_thinking_tokens"):
+    for name in BESIDE:
         value = getattr(body, name)
         if value is not None:
             beside[name] = value

@@ -8,7 +8,7 @@ An answer with tools begins with one of two marks:
     </tool_call>
 
 Without a choice between marks small models hardly ever call: SmolLM2-135M-Instruct called in 0 to 3
-of 20 questions that need a tool, and in all of them with it (docs/guides/tools.md). Calls are
+of 20 questions that need a tool, and in all with it (docs/guides/generic-tools.md). Calls are
 written as Hermes's are, which many models have seen; text stays text, not a string of JSON, so it
 can be streamed, and is not harder to write.
 """
