@@ -192,7 +192,18 @@ def test_pairs_of_qwen_3_vl_take_turns() -> None:
         (
             "Phi3ForCausalLM",
             {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
-            "long_factor must hold 8 numbers",
+            r"long_factor is \[.*; it must hold 8 numbers above 0",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0}},
+            "beta_fast is 0; it must be a number greater than 0",
+        ),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "pattern is 0; it must be at least 1"),
+        (
+            "Exaone4ForCausalLM",
+            {"sliding_window": 16, "sliding_window_pattern": ""},
+            "sliding_window_pattern is ''; it must be at least 1",
         ),
         ("ArceeForCausalLM", {"hidden_act": "silu"}, "hidden_act is 'silu'; only 'relu2'"),
         ("GlmForCausalLM", {"partial_rotary_factor": 1.5}, "it must be more than 0"),

@@ -16,8 +16,10 @@ from tests.models.gemma3n_media import AUDIO as GEMMA3N_AUDIO
 from tests.models.gemma3n_media import without_timm
 from tests.models.mobilenet import MODEL_ARGS, OUT_SIDE, SIDE
 from tests.models.pictures import GEMMA4_AUDIO
+from tests.models.sounds import VOXTRAL_AUDIO, VOXTRAL_TOKENS
 from tests.text.tokens import EOS, IM_END, byte_backend
 
+RATE = 16_000
 FIRST = 260  # the id of the first token that a family adds to those of `byte_backend`
 VOCAB = 288
 TEXT: dict[str, Any] = {
@@ -359,6 +361,46 @@ def qwen2_audio(folder: Path) -> MediaModel:
     return saved(folder, "audio", model, processor)
 
 
+class VoxtralInputs:
+    """What `VoxtralProcessor` makes, whose own chats and marks need the package mistral-common."""
+
+    def __init__(self, tokenizer: Any, extractor: Any) -> None:
+        self.tokenizer = tokenizer
+        self.feature_extractor = extractor
+
+    def __call__(
+        self, text: list[str], return_tensors: str, audio: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
+
+        settings = {**VoxtralProcessor.audio_kwargs, "pad_to_multiple_of": RATE}
+        settings |= {"max_source_positions": RATE // 160}
+        (told,) = text
+        windows = []
+        for samples in audio:
+            made = VoxtralProcessor._retrieve_input_features(self, [samples], **settings)
+            windows.append(made)
+            told = told.replace(
+                "[AUDIO]", "[BEGIN_AUDIO]" + "[HERE]" * VOXTRAL_TOKENS * len(made), 1
+            )
+        ids = self.tokenizer(told.replace("[HERE]", "[AUDIO]"), return_tensors=return_tensors)
+        if windows:
+            return {"input_ids": ids["input_ids"], "input_features": torch.cat(windows)}
+        return {"input_ids": ids["input_ids"]}
+
+
+def voxtral(folder: Path) -> MediaModel:
+    tokens = tokenizer("[AUDIO]", "[AUDIO]", "[BEGIN_AUDIO]")
+    config = transformers.VoxtralConfig(
+        text_config={"model_type": "llama", **TEXT, "rms_norm_eps": 1e-5},
+        audio_config=VOXTRAL_AUDIO,
+        audio_token_id=FIRST,
+    )
+    model = transformers.VoxtralForConditionalGeneration(config)
+    sounds = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    return saved(folder, "audio", model, VoxtralInputs(tokens, sounds))
+
+
 MODELS = {
     "smolvlm": smolvlm,
     "qwen2.5-vl": qwen25_vl,
@@ -367,5 +409,6 @@ MODELS = {
     "gemma4": gemma4,
     "gemma4-sounds": gemma4_sounds,
     "qwen2-audio": qwen2_audio,
+    "voxtral": voxtral,
 }
 assert IM_END == FIRST - 1

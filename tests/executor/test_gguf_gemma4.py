@@ -183,6 +183,16 @@ def test_an_older_file_has_no_factors_of_layers(tmp_path: Path) -> None:
             BadCheckpoint,
             r"blk.1.attn_k.weight is \[64, 64\]; its metadata says \[32, 64\]",
         ),
+        (
+            {"attention__sliding_window_pattern": None},
+            BadCheckpoint,
+            "has no gemma4.attention.sliding_window_pattern",
+        ),
+        (
+            {"attention__shared_kv_layers": 2**32 - 1},
+            BadCheckpoint,
+            "attention.shared_kv_layers is 4,294,967,295; it must be 0 to 3",
+        ),
     ],
 )
 def test_keys_that_do_not_fit_are_refused_by_name(

@@ -326,6 +326,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"clip__vision__image_size": 80},
         "vision_soft_tokens_per_image is 20; the encoder makes 4 x 4 vectors",
     ),
+    "a patch of no pixels": (
+        "gemma3n",
+        {"clip__vision__patch_size": 0},
+        "clip.vision.patch_size is 0; 1 to 2,147,483,647 are expected",
+    ),
+    "a size for each layer": (
+        "qwen2",
+        {"clip__audio__projection_dim": np.array([64, 64], dtype=np.int32)},
+        "of [64 64] numbers; the decoder's have 64",
+    ),
+    "no kind": (
+        "llama",
+        {"clip__projector_type": None},
+        "clip.projector_type is None, which is not supported; supported are",
+    ),
     "another size": ("gemma3n", {"clip__vision__projection_dim": 72}, "of 72 numbers; the decod"),
     "another size of sounds": ("qwen2", {"clip__audio__projection_dim": 72}, "of 72 numbers; the"),
     "another stack": (

@@ -509,7 +509,15 @@ REFUSED = {
     ),
     "no size": ({"llama.block_count": None}, "has no llama.block_count"),
     "a size that is a text": ({"llama.block_count": "two"}, "must be given as int"),
-    "many layers": ({"llama.block_count": 2**31}, "no tensor blk.2147483647"),
+    "many layers": ({"llama.block_count": 2**31}, "block_count is 2,147,483,648, but it has 21"),
+    "a scale for each layer": (
+        {"llama.attention.scale": np.array([0, 0], dtype=np.int32)},
+        r"attention.scale is \[0 0\], which is not supported",
+    ),
+    "parts that are no number": (
+        {"split.count": np.array([1, 1], dtype=np.int32)},
+        r"split.count is \[1 1\]; an int is expected",
+    ),
     "no heads": ({"llama.attention.head_count": 0}, "is"),
     "wide layers": ({"llama.embedding_length": 2**31, "llama.rope.dimension_count": None}, "says"),
     "wide feed-forward": ({"llama.feed_forward_length": 2**31}, "ffn_gate.weight is"),
@@ -555,6 +563,10 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -
         ({"expert_gating_func": 1}, "expert_gating_func is 1; 2 is supported"),
         ({"attention__indexer__types": np.array([True])}, "types has 1 layers of 2"),
         ({"block_count": 2**31}, "block_count is 2,147,483,648, but it has"),
+        (
+            {"attention__indexer__types": 1},
+            "types is 1; a list of bool or int, one for each layer, is expected",
+        ),
     ],
 )
 def test_an_indexer_of_other_sizes_is_refused(

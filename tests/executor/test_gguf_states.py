@@ -169,6 +169,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
         (),
         "block_count is 2,147,483,648, but it has",
     ),
+    "no layers": ("mamba2", {"block_count": 0}, (), "mamba2.block_count is 0, but it has"),
     "keys that are not there": ("qwen35", {"ssm__group_count": None}, (), "no qwen35.ssm.group"),
     "heads that do not divide": (
         "qwen35",

@@ -169,11 +169,11 @@ def test_weights_that_are_no_numbers_are_refused(
 
 WRONG = [
     ({"eos_token_id": 300_000}, "eos_token_id is 300000; 0 to 257 are in the vocabulary"),
-    ({"rope_theta": 0}, "rope_theta is 0; it must be a number greater than 0"),
-    ({"rope_theta": -1.0}, "rope_theta is -1; it must be a number greater than 0"),
+    ({"rope_theta": 0}, "rope_theta is 0; it must be a number greater than 1"),
+    ({"rope_theta": -1.0}, "rope_theta is -1; it must be a number greater than 1"),
     ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number at least 0"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number at least 0"),
-    ({"rope_theta": 10**400}, "rope_theta is inf; it must be a number greater than 0"),
+    ({"rope_theta": 10**400}, "rope_theta is inf; it must be a number greater than 1"),
     (
         {"rope_scaling": {"type": "linear", "factor": 0}},
         "factor is 0; it must be a number greater than 0",

@@ -97,6 +97,8 @@ def test_contexts_end_at_what_is_chosen_only_where_layers_share_a_choice() -> No
     ("changes", "message"),
     [
         ({"index_head_dim": 24}, "index_head_dim is 24; multiples of 16"),
+        ({"index_topk_pattern": 5}, "index_topk_pattern is 5; a list of 'F' or 'S' or"),
+        ({"indexer_types": ["none"]}, "indexer_types is .'none'.; a list of"),
         ({"qk_rope_head_dim": 32, "kv_lora_rank": 32}, "must be at least qk_rope_head_dim, which"),
         ({"kv_lora_rank": 20}, r"qk_rope_head_dim \+ kv_lora_rank is 28; multiples of 16"),
     ],

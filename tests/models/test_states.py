@@ -243,10 +243,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "factors of other parts": ("falcon-h1", {"ssm_multipliers": [1.0] * 3}, "has 3 numbers; 5 are"),
     "a factor of nothing": ("falcon-h1", {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers is 0"),
-    "an unknown layer": ("nemotron-h", {"layers_block_type": ["conv"]}, "a layer is 'conv'"),
+    "an unknown layer": ("nemotron-h", {"layers_block_type": ["conv"]}, "has a layer 'conv'"),
     "experts of latents": ("nemotron-h-moe", {"moe_latent_size": 32}, "moe_latent_size is 32"),
-    "no layers": ("nemotron-h", {"layers_block_type": ["mlp"] * 1_025}, "there are 1025 layers"),
+    "no layers": ("nemotron-h", {"layers_block_type": ["mlp"] * 1_025}, "has 1025 layers"),
     "one bias": ("falcon-h1", {"projectors_bias": True}, "projectors_bias is True"),
+    "layers without end": ("mamba2", {"num_hidden_layers": 2**20}, "it must be at most 1,024"),
+    "words without end": ("mamba2", {"vocab_size": 10**30}, "it must be at most 2,147,483,647"),
+    "an eps of everything": ("mamba2", {"layer_norm_epsilon": 1e30}, "at least 0 and at most 1"),
+    "a list in a list": ("lfm2", {"architectures": [[]]}, r"architecture \[\[\]\] is not"),
     "another mixer": ("lfm2", {"layer_types": ["mamba"] * 4}, "'mamba'"),
 }
 
@@ -255,7 +259,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_states_that_are_not_computed_are_refused_by_name(tmp_path: Path, case: str) -> None:
     name, changes, message = REFUSED[case]
     kind, family = STATE_FAMILIES[name]
-    shape = {**SHAPE_OF_FILES, **family, **changes, "architectures": [f"{kind}ForCausalLM"]}
+    shape = {**SHAPE_OF_FILES, "architectures": [f"{kind}ForCausalLM"], **family, **changes}
     with pytest.raises((UnsupportedModel, BadConfig), match=message):
         ModelConfig.from_hf(shape, "model")
 

@@ -7,10 +7,13 @@ import math
 from typing import Any, TypeVar
 
 from weft.config.model_errors import BadConfig, UnsupportedModel
+from weft.config.numbers import shown
 from weft.json_types import JsonMapping
 
 T = TypeVar("T")
 MAX_COUNT = 1_024
+MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 1_024
 
 
 def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) -> T:
@@ -24,23 +27,28 @@ def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) 
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**1_000 else math.inf
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UnsupportedModel(f"{key} is {value!r}; config.json must give it as {kind.__name__}")
+        raise UnsupportedModel(
+            f"{key} is {shown(value)}; config.json must give it as {kind.__name__}"
+        )
     return value
 
 
-def size(config: JsonMapping, key: str, default: int | None = None) -> int:
+def size(config: JsonMapping, key: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
+    """An integer from 1 to `most`. Raises BadConfig for others."""
     value = get(config, key, int, default)
     if value < 1:
-        raise BadConfig(f"{key} is {value}; it must be at least 1")
+        raise BadConfig(f"{key} is {shown(value)}; it must be at least 1")
+    if value > most:
+        raise BadConfig(f"{key} is {shown(value)}; it must be at most {most:,}")
     return value
 
 
-def count(config: JsonMapping, key: str) -> int:
-    """The number of something that a model may have none of, without the key none. Raises
-    BadConfig for one below 0 or above MAX_COUNT."""
-    value = get(config, key, int, 0)
-    if not 0 <= value <= MAX_COUNT:
-        raise BadConfig(f"{key} is {value}; 0 to {MAX_COUNT} are expected")
+def count(config: JsonMapping, key: str, default: int = 0, *, most: int = MAX_COUNT) -> int:
+    """The number of something that a model may have none of. Raises BadConfig for one below 0 or
+    above `most`."""
+    value = get(config, key, int, default)
+    if not 0 <= value <= most:
+        raise BadConfig(f"{key} is {shown(value)}; 0 to {most:,} are expected")
     return value
 
 
@@ -51,11 +59,14 @@ def number(
     *,
     low: float = -math.inf,
     above: float = -math.inf,
+    most: float = math.inf,
 ) -> float:
-    """A finite number that is at least `low` and greater than `above`."""
+    """A finite number that is at least `low`, greater than `above`, and at most `most`."""
     value = get(config, key, float, default)
-    if not (math.isfinite(value) and value >= low and value > above):
+    if not (math.isfinite(value) and low <= value <= most and value > above):
         allowed = f"greater than {above:g}" if math.isfinite(above) else f"at least {low:g}"
+        if math.isfinite(most):
+            allowed += f" and at most {most:g}"
         raise BadConfig(f"{key} is {value:g}; it must be a number {allowed}")
     return value
 
@@ -69,8 +80,8 @@ def token_ids(config: JsonMapping, key: str) -> tuple[int, ...]:
         ids = value
     else:
         ids = [value]
-    if not all(isinstance(token, int) for token in ids):
-        raise UnsupportedModel(f"{key} is {value!r}; a token id or a list of them is expected")
+    if not all(type(token) is int for token in ids):
+        raise UnsupportedModel(f"{key} is {shown(value)}; a token id or a list of them is expected")
     return tuple(ids)
 
 

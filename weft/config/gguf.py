@@ -15,6 +15,7 @@ from weft.config.families.family import FULL
 from weft.config.families.gguf import MLP, StateLayers, expert_size
 from weft.config.families.table import GGUF_FILES
 from weft.config.model import BadCheckpoint, UnsupportedModel
+from weft.config.numbers import shown
 from weft.json_types import JsonMapping, JsonObject
 
 T = TypeVar("T")
@@ -228,36 +229,40 @@ class _Keys:
             if key in self.architecture.reads:
                 continue
             value = self._model.metadata.get(self.full(key), usual[0])
-            if value not in usual:
+            if hasattr(value, "tolist") or value not in usual:
                 raise UnsupportedModel(
                     f"{self._model.name}: {self.full(key)} is {str(value)[:64]}, "
                     "which is not supported"
                 )
 
     def flags(self, key: str) -> list[bool]:
-        values = self._model.metadata.get(self.full(key))
-        if values is None or not hasattr(values, "tolist"):
+        if self._model.metadata.get(self.full(key)) is None:
             return []
-        each = [bool(value) for value in values.tolist()]
+        return [bool(value) for value in self._each(key, bool, int)]
+
+    def numbers(self, key: str) -> list[int]:
+        if not hasattr(self._model.metadata.get(self.full(key)), "tolist"):
+            return [self.number(key, int)] * self.num_layers
+        return self._each(key, int)
+
+    def _each(self, key: str, *kinds: type) -> list[Any]:
+        """The value of each layer, from a list of values of these types. Raises BadCheckpoint."""
+        values: Any = self._model.metadata[self.full(key)]
+        each = values.tolist() if hasattr(values, "tolist") else []
+        if not each or any(type(value) not in kinds for value in each):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise BadCheckpoint(
+                f"{self._model.name}: {self.full(key)} is {shown(each or values)}; a list of "
+                f"{names}, one for each layer, is expected"
+            )
         if len(each) < self.num_layers:
             raise BadCheckpoint(
                 f"{self._model.name}: {self.full(key)} has {len(each)} layers of {self.num_layers}"
             )
-        return each[: self.num_layers]
-
-    def numbers(self, key: str) -> list[int]:
-        values: Any = self._model.metadata.get(self.full(key))
-        if not hasattr(values, "tolist"):
-            return [self.number(key, int)] * self._listed_layers()
-        each = [int(value) for value in values.tolist()]
-        if len(each) < self._listed_layers():
-            raise BadCheckpoint(
-                f"{self._model.name}: {self.full(key)} has {len(each)} layers of {self.num_layers}"
-            )
-        return each[: self.num_layers]
+        return list(each[: self.num_layers])
 
     def layers_with(self, tensor: str) -> list[bool]:
-        layers = range(self._listed_layers())
+        layers = range(self.num_layers)
         return [f"blk.{layer}.{tensor}" in self._model.tensors for layer in layers]
 
     def has(self, tensor: str) -> bool:
@@ -269,7 +274,7 @@ class _Keys:
     def layer_types(self, states: StateLayers) -> list[str]:
         """The kind of each layer, by its tensors."""
         kinds = []
-        for layer in range(self._listed_layers()):
+        for layer in range(self.num_layers):
             block = f"blk.{layer}"
             kind = FULL
             if f"{block}.{states.tensor}" in self._model.tensors:
@@ -278,15 +283,6 @@ class _Keys:
                 kind = MLP
             kinds.append(kind)
         return kinds
-
-    def _listed_layers(self) -> int:
-        """The number of layers. Raises BadCheckpoint if there are fewer tensors than layers."""
-        if self.num_layers > len(self._model.tensors):
-            raise BadCheckpoint(
-                f"{self._model.name}: {self.full('block_count')} is {self.num_layers:,}, but it "
-                f"has {len(self._model.tensors):,} tensors"
-            )
-        return self.num_layers
 
     @property
     def expert_size(self) -> int | None:
@@ -300,8 +296,17 @@ class _Keys:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers, without the last ones that predict tokens ahead."""
-        return self.number("block_count", int) - self.num_ahead
+        """Number of layers, without the last ones that predict tokens ahead. Raises BadCheckpoint
+        if there is none, or if there are fewer tensors than layers."""
+        num_layers = self.number("block_count", int) - self.num_ahead
+        num_tensors = len(self._model.tensors)
+        if not 1 <= num_layers <= num_tensors or self.num_ahead < 0:
+            ahead = f", {self.num_ahead:,} of them to predict ahead" if self.num_ahead else ""
+            raise BadCheckpoint(
+                f"{self._model.name}: {self.full('block_count')} is "
+                f"{num_layers + self.num_ahead:,}{ahead}, but it has {num_tensors:,} tensors"
+            )
+        return num_layers
 
     @property
     def num_ahead(self) -> int:
@@ -398,7 +403,7 @@ def _check_layers(keys: _Keys, config: JsonMapping) -> None:
     _check_layer_inputs(model, config)
     # The first layer, the last one, and the first of each kind.
     firsts = {kinds.index(kind) for kind in set(kinds)}
-    for layer in {0, max(last, 0), *firsts}:
+    for layer in {0, last, *firsts}:
         block = f"blk.{layer}"
         kind = kinds[layer] if states is not None else FULL
         if states is not None and kind == states.kind:

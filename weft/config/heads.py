@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from weft.config.config_json import get, size
+from weft.config.config_json import MAX_LAYERS, get, size
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonMapping
 
@@ -163,7 +163,7 @@ def eagle3_layer(config: JsonMapping) -> dict[str, Any]:
             raise UnsupportedModel(f"{SPECULATORS} is {kind!r}; only {EAGLE3!r} is supported")
         own = dict(get(config, "transformer_layer_config", dict))
         own.setdefault("torch_dtype", config.get("torch_dtype", config.get("dtype")))
-    num_layers = size(own, "num_hidden_layers", 1)
+    num_layers = size(own, "num_hidden_layers", 1, most=MAX_LAYERS)
     if num_layers != 1:
         raise UnsupportedModel(f"a head of {num_layers} layers; only one layer is supported")
     return {

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weft.config.config_json import count, get, number, size, token_ids
+from weft.config.config_json import MAX_LAYERS, count, get, number, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.family import Family
@@ -24,6 +24,7 @@ from weft.config.model_errors import (
     ModelNotFound,
     UnsupportedModel,
 )
+from weft.config.numbers import shown
 from weft.config.pooling import (
     BadPooling,
     PoolingConfig,
@@ -587,14 +588,14 @@ class ModelConfig:
             name=name,
             vocab_size=size(config, "vocab_size"),
             hidden_size=hidden_size,
-            num_layers=size(config, "num_hidden_layers"),
+            num_layers=size(config, "num_hidden_layers", most=MAX_LAYERS),
             num_ahead=count(config, "num_nextn_predict_layers"),
             num_heads=num_heads,
             num_kv_heads=size(config, "num_key_value_heads", num_heads),
             head_dim=size(config, "head_dim", hidden_size // num_heads),
             intermediate_size=size(config, "intermediate_size"),
             max_position=size(config, "max_position_embeddings"),
-            norm_eps=number(config, family.norm_eps_key, low=0.0),
+            norm_eps=number(config, family.norm_eps_key, low=0.0, most=1.0),
             dtype=stored_dtype(config),
             stored=stored,
             num_coded=get(described, "num_coded", int, 0),
@@ -621,8 +622,9 @@ class ModelConfig:
                 )
         if model.num_heads % model.num_kv_heads or model.head_dim % 2:
             raise UnsupportedModel(
-                f"{model.num_heads} heads of {model.head_dim} with {model.num_kv_heads} KV "
-                "heads: the heads must be a multiple of the KV heads, and their size even"
+                f"num_attention_heads is {model.num_heads}, num_key_value_heads "
+                f"{model.num_kv_heads} and head_dim {model.head_dim}: the heads must be a multiple "
+                "of the KV heads, and their size even"
             )
         return model
 
@@ -709,13 +711,14 @@ def _as_decoder(model: ModelConfig, decoder: DecoderSpec) -> ModelConfig:
 def _architecture(config: JsonMapping) -> str:
     architectures = get(config, "architectures", list)
     for architecture in architectures:
-        if architecture in FAMILIES:
-            return str(architecture)
+        if isinstance(architecture, str) and architecture in FAMILIES:
+            return architecture
     code = ""
     if config.get("auto_map"):
         code = "; its own code (auto_map) is never run"
     raise UnsupportedModel(
-        f"architecture {architectures} is not supported{code}; supported are {', '.join(FAMILIES)}"
+        f"architecture {shown(architectures)} is not supported{code}; supported are "
+        f"{', '.join(FAMILIES)}"
     )
 
 

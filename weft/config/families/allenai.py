@@ -75,7 +75,7 @@ def _olmo3_rope(config: Config, kind: str) -> RopeConfig:
     all tokens."""
     if "rope_parameters" in config:
         return rope_by_type(config, kind, OLMO3_THETA)
-    theta = number(config, "rope_theta", OLMO3_THETA, above=0.0)
+    theta = number(config, "rope_theta", OLMO3_THETA, above=1.0)
     if kind == SLIDING:
         return rope_of(config, {}, theta=theta)
     return rope_of(config, get(config, "rope_scaling", dict, {}), theta=theta)

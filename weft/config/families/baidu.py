@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import count, get, require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -63,7 +63,7 @@ def _ernie_moe(config: Config) -> DecoderSpec:
         ),
         size=inner,
         activation=activation(config),
-        shared_size=inner * get(config, "moe_num_shared_experts", int, 0),
+        shared_size=inner * count(config, "moe_num_shared_experts"),
     )
     names = ExpertNames(
         choice_bias="moe_statics.e_score_correction_bias",

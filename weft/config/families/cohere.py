@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, require
+from weft.config.config_json import require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -55,7 +55,7 @@ def _cohere2(config: Config) -> DecoderSpec:
     sliding = spec.layer(0)
     full = replace(sliding, attention=replace(sliding.attention, rope=None))
     sliding = replace(sliding, attention=replace(sliding.attention, window=window(config)))
-    kinds = layer_types(config, every(get(config, "sliding_window_pattern", int, 4)))
+    kinds = layer_types(config, every(size(config, "sliding_window_pattern", 4)))
     layers = [full if kind == FULL else sliding for kind in kinds]
     return replace(spec, layers=tuple(layers))
 

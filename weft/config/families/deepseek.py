@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from weft.config.config_json import get, number, size
+from weft.config.config_json import MAX_SIZE, count, get, number, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -37,7 +37,7 @@ BY_GROUPS = "group_limited_greedy"
 def _latent(config: Config) -> LatentSpec:
     return LatentSpec(
         rank=size(config, "kv_lora_rank"),
-        query_rank=get(config, "q_lora_rank", int, 0),
+        query_rank=count(config, "q_lora_rank", most=MAX_SIZE),
         plain_dim=size(config, "qk_nope_head_dim"),
         rotated_dim=size(config, "qk_rope_head_dim"),
         value_dim=size(config, "v_head_dim"),
@@ -53,7 +53,7 @@ def _rope(config: Config, latent: LatentSpec, side_by_side: bool) -> RopeConfig:
     if _kind(values) == "longrope":
         rope = longrope(config, values)
     else:
-        theta = number(config, "rope_theta", 10_000.0, above=0.0)
+        theta = number(config, "rope_theta", 10_000.0, above=1.0)
         rope = rope_of(config, values, theta=theta)
     return replace(rope, dims=latent.rotated_dim, side_by_side=side_by_side)
 
@@ -68,7 +68,7 @@ def _score_scale(config: Config, latent: LatentSpec) -> float:
     the part without positions."""
     found = 1 / math.sqrt(latent.query_dim)
     values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
-    refined = get(values, "mscale_all_dim", float, 0.0)
+    refined = number(values, "mscale_all_dim", 0.0, low=0.0)
     if _kind(values) == "default" or not refined:
         return found
     factor = number(values, "factor", above=0.0)
@@ -102,7 +102,7 @@ def _names(config: Config) -> TensorNames:
 
 def _deepseek2(config: Config) -> DecoderSpec:
     plain = DecoderSpec(layers=(_layer(config, side_by_side=True),), names=_names(config))
-    has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
+    has_experts = sparse_layers(config, count(config, "first_k_dense_replace"))
     return with_experts(config, plain, _softmax_experts(config), has_experts)
 
 
@@ -130,13 +130,13 @@ def _softmax_experts(config: Config) -> MoeSpec:
         router=checked(router),
         size=inner,
         activation=activation(config),
-        shared_size=inner * get(config, "n_shared_experts", int, 0),
+        shared_size=inner * count(config, "n_shared_experts"),
     )
 
 
 def read_deepseek3(config: Config) -> DecoderSpec:
     spec = _youtu(config)
-    has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
+    has_experts = sparse_layers(config, count(config, "first_k_dense_replace"))
     return with_experts(config, spec, sigmoid_experts(config), has_experts)
 
 
@@ -144,11 +144,12 @@ def read_mistral4(config: Config) -> DecoderSpec:
     layer = _layer(config, side_by_side=flag(config, "rope_interleave", True))
     rope = layer.attention.rope
     assert rope is not None
-    growth = get(get(config, "rope_parameters", dict, {}), "llama_4_scaling_beta", float, 0.0)
+    rope_values = get(config, "rope_parameters", dict, {})
+    growth = number(rope_values, "llama_4_scaling_beta", 0.0, low=0.0)
     attention = replace(layer.attention, rope=replace(rope, query_growth=growth))
     experts = sigmoid_experts(config)
     router = replace(experts.router, scores="softmax", choice_bias=False)
-    has_experts = sparse_layers(config, get(config, "first_k_dense_replace", int, 0))
+    has_experts = sparse_layers(config, count(config, "first_k_dense_replace"))
     plain = DecoderSpec(layers=(replace(layer, attention=attention),), names=_names(config))
     return with_experts(config, plain, replace(experts, router=router), has_experts)
 
@@ -220,12 +221,12 @@ def gguf_deepseek2(keys: ArchitectureKeys, found: Found) -> JsonObject:
         "first_k_dense_replace": keys.number("leading_dense_block_count", int, 0),
         "routed_scaling_factor": gguf.factor("expert_weights_scale", keys),
         "norm_topk_prob": keys.number(gguf.NORMED, bool, False),
-        "n_group": max(num_groups, 1),
-        "topk_group": max(keys.number("expert_group_used_count", int, 4 if is_v3 else 1), 1),
+        "n_group": num_groups or 1,
+        "topk_group": keys.number("expert_group_used_count", int, 4 if is_v3 else 1) or 1,
     }
     if scores == gguf.SIGMOID:
         return {**more, "architectures": ["DeepseekV3ForCausalLM"]}
-    return {**more, "topk_method": BY_GROUPS if num_groups > 1 else GREEDY}
+    return {**more, "topk_method": GREEDY if num_groups in (0, 1) else BY_GROUPS}
 
 
 def _gguf_yarn(keys: ArchitectureKeys, found: Found) -> JsonObject:

@@ -137,8 +137,8 @@ def _modernbert(config: Config) -> EncoderSpec:
     window = size(config, "local_attention", 128) // 2 + 1
     parameters = get(config, "rope_parameters", dict, {})
     thetas = {
-        FULL: number(config, "global_rope_theta", 160_000.0, above=0.0),
-        SLIDING: number(config, "local_rope_theta", 10_000.0, above=0.0),
+        FULL: number(config, "global_rope_theta", 160_000.0, above=1.0),
+        SLIDING: number(config, "local_rope_theta", 10_000.0, above=1.0),
     }
     layers = []
     for kind in kinds:
@@ -203,7 +203,7 @@ def _nomic(config: Config) -> EncoderSpec:
     has_bias = flag(config, "mlp_fc1_bias")
     require(config, "mlp_fc2_bias", has_bias)
     gates = {"swiglu": "silu", "geglu": "gelu", "silu": "silu", "gelu": "gelu"}
-    theta = number(config, "rotary_emb_base", 1_000.0, above=0.0)
+    theta = number(config, "rotary_emb_base", 1_000.0, above=1.0)
     rope = rope_of(config, get(config, "rope_parameters", dict, {}), theta=theta)
     return EncoderSpec(
         names=EncoderNames(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from weft.config.config_json import get, size
+from weft.config.config_json import count, get, size
 from weft.config.decoder import DecoderSpec, MoeSpec, RouterSpec
 from weft.config.families.family import Config, activation, flag, scale
 from weft.config.model_errors import UnsupportedModel
@@ -56,7 +56,7 @@ def sigmoid_experts(config: Config) -> MoeSpec:
         router=checked(router),
         size=inner,
         activation=activation(config),
-        shared_size=inner * get(config, "n_shared_experts", int, 0),
+        shared_size=inner * count(config, "n_shared_experts"),
     )
 
 

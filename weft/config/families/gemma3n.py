@@ -119,10 +119,10 @@ def _rope(config: Config, kind: str) -> RopeConfig:
     if "rope_parameters" in config:
         return rope_by_type(config, kind, SLIDING_THETA if kind == SLIDING else THETA)
     if kind == SLIDING:
-        theta = number(config, "rope_local_base_freq", SLIDING_THETA, above=0.0)
+        theta = number(config, "rope_local_base_freq", SLIDING_THETA, above=1.0)
         return rope_of(config, {}, theta=theta)
     scaling = get(config, "rope_scaling", dict, {})
-    return rope_of(config, scaling, theta=number(config, "rope_theta", THETA, above=0.0))
+    return rope_of(config, scaling, theta=number(config, "rope_theta", THETA, above=1.0))
 
 
 def _layer_inputs(config: Config) -> LayerInputSpec:
@@ -170,13 +170,9 @@ def _implied(config: Config) -> JsonObject:
 
 def _gguf_gemma3n(keys: ArchitectureKeys, found: Found) -> JsonObject:
     """The gates that are cut off are those of most models: llama.cpp reads no others from files."""
-    kinds = ["sliding_attention"] * found["num_hidden_layers"]
-    for layer, has_window in enumerate(keys.flags("attention.sliding_window_pattern")):
-        if not has_window:
-            kinds[layer] = "full_attention"
     sizes = keys.numbers("feed_forward_length")
     return {
-        "layer_types": kinds,
+        "layer_types": gguf.by_windows(keys),
         "sliding_window": keys.number("attention.sliding_window", int, 512),
         "intermediate_size": max(sizes),
         "intermediate_sizes": sizes,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_SIZE, count, get, number, require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -42,7 +42,8 @@ from weft.config.families.family import (
 )
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import proportional, rope_of
-from weft.config.model_errors import UnsupportedModel
+from weft.config.model_errors import BadCheckpoint, BadConfig, UnsupportedModel
+from weft.config.numbers import shown
 from weft.config.vision.gemma4_sound import gemma4_towers
 from weft.config.vision.gemma4_unified import gemma4_unified
 from weft.json_types import JsonMapping, JsonObject
@@ -195,8 +196,8 @@ def _feed_forward(config: Config, owner: int | None) -> MlpSpec | MoeSpec:
 
 
 def _layer_inputs(config: Config) -> LayerInputSpec | None:
-    inner = get(config, "hidden_size_per_layer_input", int, 0)
-    if inner <= 0:
+    inner = count(config, "hidden_size_per_layer_input", most=MAX_SIZE)
+    if not inner:
         return None
     vocab_size = size(config, "vocab_size")
     num_rows = size(config, "vocab_size_per_layer_input", vocab_size)
@@ -205,10 +206,15 @@ def _layer_inputs(config: Config) -> LayerInputSpec | None:
             f"vocab_size_per_layer_input is {num_rows:,}; only the vocab_size ({vocab_size:,}) is "
             "supported"
         )
+    unknown = max(get(config, "pad_token_id", int, 0), 0)
+    if unknown >= vocab_size:
+        raise BadConfig(
+            f"pad_token_id is {shown(unknown)}; 0 to {vocab_size - 1:,} are in the vocabulary"
+        )
     return LayerInputSpec(
         size=inner,
         activation=activation(config, (GELU,), "hidden_activation"),
-        unknown_token=max(get(config, "pad_token_id", int, 0), 0),
+        unknown_token=unknown,
     )
 
 
@@ -227,10 +233,9 @@ def _gguf_gemma4(keys: ArchitectureKeys, found: Found) -> JsonObject:
                 f"{keys.full(key)} is {other}, but heads with windows have {head_dim} values; "
                 "other values and partly rotated heads are not supported"
             )
-    kinds = ["sliding_attention"] * found["num_hidden_layers"]
-    for layer, has_window in enumerate(keys.flags("attention.sliding_window_pattern")):
-        if not has_window:
-            kinds[layer] = "full_attention"
+    kinds = gguf.by_windows(keys)
+    if not kinds:
+        raise BadCheckpoint(f"the file has no {keys.full(gguf.WINDOWS)} in its metadata")
     return {
         **_gguf_heads(keys, found, head_dim, kinds),
         **_gguf_feed_forward(keys, found),
@@ -273,6 +278,11 @@ def _gguf_heads(
 def _gguf_feed_forward(keys: ArchitectureKeys, found: Found) -> JsonObject:
     sizes = keys.numbers("feed_forward_length")
     num_shared = keys.number("attention.shared_kv_layers", int, 0)
+    if not 0 <= num_shared < len(sizes):
+        raise BadCheckpoint(
+            f"{keys.full('attention.shared_kv_layers')} is {num_shared:,}; it must be 0 to "
+            f"{len(sizes) - 1}"
+        )
     # Layers that read the K and V of others may have twice the size.
     is_double = num_shared > 0 and sizes[-1] == 2 * sizes[0]
     num_own = len(sizes) - num_shared

@@ -152,6 +152,12 @@ def factor(key: str, keys: ArchitectureKeys) -> float:
     return keys.number(key, float, 0.0) or 1.0
 
 
+def by_windows(keys: ArchitectureKeys) -> list[str]:
+    """The kind of each layer, by the flags of those with a window; empty if a file has none."""
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return [kinds[has_window] for has_window in keys.flags(WINDOWS)]
+
+
 def biases(keys: ArchitectureKeys, found: Found) -> JsonObject:
     return {"use_bias": found["attention_bias"], "use_qkv_bias": found["attention_bias"]}
 
@@ -165,6 +171,7 @@ CHOSEN = {"num_experts_per_tok": GgufKey("expert_used_count", int)}
 COUNTS = {"num_experts": GgufKey("expert_count", int), **CHOSEN}
 SIZE = GgufKey("expert_feed_forward_length", int, like="intermediate_size")
 WINDOW = "attention.sliding_window"
+WINDOWS = "attention.sliding_window_pattern"
 NORMED = "expert_weights_norm"
 
 
@@ -201,7 +208,7 @@ def groups(keys: ArchitectureKeys, found: Found) -> JsonObject:
         "topk_group": GgufKey("expert_group_used_count", int, 1),
     }
     # Files have 0 for one group.
-    return {name: max(num, 1) for name, num in said(keys, found, wanted).items()}
+    return {name: num or 1 for name, num in said(keys, found, wanted).items()}
 
 
 # GLM 4.5, dots 1: experts like those of DeepSeek V3.

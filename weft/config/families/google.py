@@ -113,7 +113,7 @@ def _gemma3(config: Config) -> DecoderSpec:
         )
         return replace(layer, attention=attention)
 
-    kinds = layer_types(config, every(get(config, "sliding_window_pattern", int, 6)))
+    kinds = layer_types(config, every(size(config, "sliding_window_pattern", 6)))
     return _with_two_norms(config, tuple(map(of, kinds)))
 
 
@@ -134,10 +134,10 @@ def _gemma3_rope(config: Config, kind: str) -> RopeConfig:
     if "rope_parameters" in config:
         return rope_by_type(config, kind, 10_000.0 if kind == SLIDING else 1e6)
     if kind == SLIDING:
-        theta = number(config, "rope_local_base_freq", 10_000.0, above=0.0)
+        theta = number(config, "rope_local_base_freq", 10_000.0, above=1.0)
         return rope_of(config, {}, theta=theta)
     scaling = get(config, "rope_scaling", dict, {})
-    return rope_of(config, scaling, theta=number(config, "rope_theta", 1e6, above=0.0))
+    return rope_of(config, scaling, theta=number(config, "rope_theta", 1e6, above=1.0))
 
 
 # GGUF files

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, size
+from weft.config.config_json import count, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -29,6 +29,8 @@ from weft.config.families.family import (
 )
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
+from weft.config.model_errors import BadConfig
+from weft.config.numbers import shown
 from weft.json_types import JsonObject
 
 
@@ -65,8 +67,12 @@ def _exaone4(config: Config) -> DecoderSpec:
     unrotated = replace(full, attention=replace(full.attention, rope=None))
     pattern = config.get("sliding_window_pattern")
     period = 4
-    if isinstance(pattern, str | int):
-        period = pattern if isinstance(pattern, int) else len(pattern)
+    if isinstance(pattern, str):
+        period = len(pattern)
+    elif isinstance(pattern, int):
+        period = pattern
+    if period < 1:
+        raise BadConfig(f"sliding_window_pattern is {shown(pattern)}; it must be at least 1")
     layers = [unrotated if kind == FULL else sliding for kind in layer_types(config, every(period))]
     return DecoderSpec(layers=tuple(layers))
 
@@ -76,14 +82,14 @@ def _exaone_moe(config: Config) -> DecoderSpec:
     layers = tuple(replace(layer, norms=NormPosition.PRE) for layer in spec.layers)
     counts = {
         "n_routed_experts": size(config, "num_experts"),
-        "n_shared_experts": get(config, "num_shared_experts", int, 0),
+        "n_shared_experts": count(config, "num_shared_experts"),
     }
     names = ExpertNames(choice_bias="e_score_correction_bias")
     return with_experts(
         config,
         replace(spec, layers=layers, names=TensorNames(experts=names)),
         sigmoid_experts({**config, **counts}),
-        sparse_layers(config, get(config, "first_k_dense_replace", int, 1)),
+        sparse_layers(config, count(config, "first_k_dense_replace", 1)),
     )
 
 
@@ -95,10 +101,9 @@ def _gguf_exaone4(keys: ArchitectureKeys, found: Found) -> JsonObject:
     of_32b = found["num_hidden_layers"] == 64
     window = keys.number("attention.sliding_window", int, 4_096 if of_32b else 0)
     more: JsonObject = {"sliding_window": window}
-    has_window = keys.flags("attention.sliding_window_pattern")
-    if window and has_window:
-        kinds = {True: "sliding_attention", False: "full_attention"}
-        more["layer_types"] = [kinds[each] for each in has_window]
+    kinds = gguf.by_windows(keys)
+    if window and kinds:
+        more["layer_types"] = kinds
     return more
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get
+from weft.config.config_json import count
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -42,7 +42,7 @@ def _dots1(config: Config) -> DecoderSpec:
         ),
         mlp=MlpSpec(activation=activation(config)),
     )
-    num_plain = get(config, "first_k_dense_replace", int, 0)
+    num_plain = count(config, "first_k_dense_replace")
     types = layer_types(config, lambda _: FULL)
     layers = []
     for kind in types:

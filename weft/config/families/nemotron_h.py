@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import MAX_LAYERS, get, require, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -57,7 +57,6 @@ _NAMES = TensorNames(
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
 _KINDS = ("mamba", "attention", "mlp", "moe")
-MAX_LAYERS = 1_024
 
 
 def _kinds(config: Config) -> list[str]:
@@ -66,12 +65,16 @@ def _kinds(config: Config) -> list[str]:
     if not listed:
         listed = [_LETTERS.get(one, one) for one in get(config, "hybrid_override_pattern", str)]
     if not 1 <= len(listed) <= MAX_LAYERS:
-        raise BadConfig(f"there are {len(listed)} layers; 1 to {MAX_LAYERS:,} are expected")
+        raise BadConfig(
+            f"layers_block_type or hybrid_override_pattern has {len(listed)} layers; 1 to "
+            f"{MAX_LAYERS:,} are expected"
+        )
     kinds = [_OLDER.get(str(kind), str(kind)) for kind in listed]
     for kind in kinds:
         if kind not in _KINDS:
             raise UnsupportedModel(
-                f"a layer is {kind[:64]!r}; only {', '.join(map(repr, _KINDS))} are supported"
+                f"layers_block_type or hybrid_override_pattern has a layer {kind[:64]!r}; only "
+                f"{', '.join(map(repr, _KINDS))} are supported"
             )
     return kinds
 

@@ -10,6 +10,7 @@ from weft.config.config_json import get, number, size
 from weft.config.decoder import RopeConfig
 from weft.config.families.family import Config
 from weft.config.model_errors import UnsupportedModel
+from weft.config.numbers import shown
 from weft.json_types import JsonMapping
 
 ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -30,7 +31,7 @@ def read_rope(
     return rope_of(
         config,
         values,
-        theta=number(config, "rope_theta", theta, above=0.0),
+        theta=number(config, "rope_theta", theta, above=1.0),
         is_partial=is_partial,
         side_by_side=side_by_side,
     )
@@ -71,7 +72,7 @@ def proportional(values: JsonMapping, *, theta: float, share: float) -> RopeConf
             f"partial_rotary_factor is {found:g}; it must be more than 0 and at most 1"
         )
     return RopeConfig(
-        theta=number(values, "rope_theta", theta, above=0.0),
+        theta=number(values, "rope_theta", theta, above=1.0),
         scaling="proportional",
         factor=number(values, "factor", 1.0, above=0.0),
         share=found,
@@ -88,7 +89,7 @@ def rope_of(
 ) -> RopeConfig:
     """The rotation in `values`. `theta`: its base if `values` has none. Raises UnsupportedModel."""
     max_position = size(config, "max_position_embeddings")
-    theta = number(values, "rope_theta", theta, above=0.0)
+    theta = number(values, "rope_theta", theta, above=1.0)
     kind = get(values, "rope_type", str, get(values, "type", str, "default"))
     if kind == "factors":  # only in weft's own config.json (`config/gguf.py`)
         return RopeConfig(
@@ -115,13 +116,14 @@ def rope_of(
     original = size(values, "original_max_position_embeddings", max_position)
     original = size(config, "original_max_position_embeddings", original)
     if kind == "llama3":
+        low = number(values, "low_freq_factor", above=0.0)
         return RopeConfig(
             theta=theta,
             scaling=kind,
             factor=factor,
             original_max_position=original,
-            low_freq_factor=get(values, "low_freq_factor", float),
-            high_freq_factor=get(values, "high_freq_factor", float),
+            low_freq_factor=low,
+            high_freq_factor=number(values, "high_freq_factor", above=low),
             share=share,
             side_by_side=side_by_side,
         )
@@ -132,8 +134,8 @@ def rope_of(
             factor=factor,
             original_max_position=original,
             attention_factor=_yarn_attention_factor(values, factor),
-            beta_fast=get(values, "beta_fast", float, 32.0),
-            beta_slow=get(values, "beta_slow", float, 1.0),
+            beta_fast=number(values, "beta_fast", 32.0, above=0.0),
+            beta_slow=number(values, "beta_slow", 1.0, above=0.0),
             truncate=get(values, "truncate", bool, True),
             share=share,
             side_by_side=side_by_side,
@@ -165,15 +167,15 @@ def longrope(config: Config, values: JsonMapping) -> RopeConfig:
     original = size(config, "original_max_position_embeddings", original)
     factor = number(values, "factor", max_position / original, above=0.0)
     attention_factor = 1.0
-    if factor > 1:
+    if factor > 1 and original > 1:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
     share = rotated_share(config, values)
     return RopeConfig(
-        theta=number(values, "rope_theta", get(config, "rope_theta", float, THETA), above=0.0),
+        theta=number(values, "rope_theta", number(config, "rope_theta", THETA), above=1.0),
         scaling="longrope",
         factor=factor,
         original_max_position=original,
-        attention_factor=get(values, "attention_factor", float, attention_factor),
+        attention_factor=number(values, "attention_factor", attention_factor, above=0.0),
         factors=_factors(config, values, "long_factor", share),
         short_factors=_factors(config, values, "short_factor", share),
         share=share,
@@ -190,8 +192,12 @@ def _factors(
     head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
     num_pairs = int(head_dim * share) // 2
     factors = get(values, key, list)
-    if len(factors) != num_pairs or not all(isinstance(one, int | float) for one in factors):
-        raise UnsupportedModel(f"{key} must hold {num_pairs} numbers, one for each pair of a head")
+    is_right = all(type(one) in (int, float) and 0 < one < math.inf for one in factors)
+    if len(factors) != num_pairs or not is_right:
+        raise UnsupportedModel(
+            f"{key} is {shown(factors)}; it must hold {num_pairs} numbers above 0, one for each "
+            "pair of a head"
+        )
     return tuple(map(float, factors))
 
 
@@ -203,9 +209,9 @@ def _yarn_attention_factor(values: JsonMapping, factor: float) -> float:
             return 0.1 * scale * math.log(factor) + 1.0
         return 1.0
 
-    mscale = get(values, "mscale", float, 0.0)
-    mscale_all = get(values, "mscale_all_dim", float, 0.0)
+    mscale = number(values, "mscale", 0.0, low=0.0)
+    mscale_all = number(values, "mscale_all_dim", 0.0, low=0.0)
     default = temperature(1.0)
     if mscale and mscale_all:
         default = temperature(mscale) / temperature(mscale_all)
-    return get(values, "attention_factor", float, default)
+    return number(values, "attention_factor", default, above=0.0)

@@ -21,9 +21,11 @@ from weft.config.families.deepseek import (
 from weft.config.families.family import Config, Family, flag
 from weft.config.families.states import check_lanes
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
+from weft.config.numbers import shown
 from weft.json_types import JsonMapping, JsonObject
 
 TOPK = "index_topk"
+_KINDS = ("F", "S", "full", "shared")  # of layers; patterns have the letters
 
 
 def _sparse(config: Config, *, side_by_side: bool) -> DecoderSpec:
@@ -64,12 +66,15 @@ def _with_indexer(layer: LayerSpec, indexer: IndexerSpec) -> LayerSpec:
 def _shares(config: Config) -> bool:
     """Whether a layer attends to what an earlier one has chosen. Files list the kinds of layers, or
     have a letter for each, or a period."""
-    kinds = get(config, "indexer_types", list, [])
-    if kinds:
-        return "shared" in kinds
-    pattern = config.get("index_topk_pattern")
-    if pattern is not None:
-        return "S" in pattern or "shared" in pattern
+    for key in ("indexer_types", "index_topk_pattern"):
+        kinds = config.get(key)
+        if not kinds:
+            continue
+        if not isinstance(kinds, str | list) or any(kind not in _KINDS for kind in kinds):
+            raise UnsupportedModel(
+                f"{key} is {shown(kinds)}; a list of {' or '.join(map(repr, _KINDS))} is expected"
+            )
+        return "S" in kinds or "shared" in kinds
     period = get(config, "index_topk_freq", int, 1)
     return period > 1 and size(config, "num_hidden_layers") > 1
 

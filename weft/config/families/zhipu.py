@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get
+from weft.config.config_json import count
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -44,7 +44,7 @@ def _glm4_moe(config: Config) -> DecoderSpec:
         ),
         mlp=MlpSpec(activation=activation(config)),
     )
-    num_plain = get(config, "first_k_dense_replace", int, 0)
+    num_plain = count(config, "first_k_dense_replace")
     return with_experts(
         config,
         DecoderSpec(layers=(plain,)),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from weft.config.config_json import MAX_SIZE
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
 from weft.json_types import JsonMapping, JsonObject
 
@@ -54,6 +55,15 @@ class ClipKeys:
             )
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """An integer from 1 on below `clip.vision.`. Raises BadCheckpoint."""
+        value = self.get(key, int, default)
+        if not 1 <= value <= MAX_SIZE:
+            raise BadCheckpoint(
+                f"{self.label}: {VISION}{key} is {value:,}; 1 to {MAX_SIZE:,} are expected"
+            )
+        return value
+
     def has(self, key: str) -> bool:
         return self._metadata.get(key) is not None
 
@@ -87,7 +97,7 @@ class ClipKeys:
             if key in reads:
                 continue
             value = self._metadata.get(key, usual[0])
-            if value not in usual:
+            if hasattr(value, "tolist") or value not in usual:
                 raise UnsupportedModel(
                     f"{self.label}: {key} is {str(value)[:64]}, which is not supported"
                 )
@@ -115,7 +125,7 @@ class ClipKeys:
 
     @property
     def image_size(self) -> int:
-        return self.get("image_size", int)
+        return self.size("image_size")
 
     @property
     def looks(self) -> JsonObject:

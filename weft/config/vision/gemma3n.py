@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.conformer import (
@@ -192,7 +192,7 @@ def gemma3n_sounds(config: Mapping[str, Any], out_size: int) -> Gemma3nSoundSpec
         num_bands=num_bands,
         channels=channels_of(audio, "sscp_conv_channel_size"),
         hidden_size=hidden,
-        num_layers=size(audio, "conf_num_hidden_layers", 12),
+        num_layers=size(audio, "conf_num_hidden_layers", 12, most=MAX_LAYERS),
         num_heads=num_heads,
         kernel=size(audio, "conf_conv_kernel_size", 5),
         reach=reach,

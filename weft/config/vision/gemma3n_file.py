@@ -50,7 +50,7 @@ def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     # The tokens of sounds are the last ones, after those of pictures.
     first_sound = found.get("vocab_size", TEXT_VOCAB) - num_sounds
     first_picture = first_sound - num_pictures
-    num_tokens = keys.image_size // max(keys.get("patch_size", int), 1)
+    num_tokens = keys.image_size // keys.size("patch_size")
     stem_size, *_ = keys.shape("v.conv_stem.conv.weight", 4)
     args = {
         "stem_size": stem_size,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.qwen import MAX_HEAD_DIM
@@ -115,13 +115,13 @@ def gemma4(config: Mapping[str, Any], out_size: int) -> Gemma4TowerSpec | None:
         hidden_size=size(vision, "hidden_size", 768),
         inner_size=size(vision, "intermediate_size", 3_072),
         out_size=out_size,
-        num_layers=size(vision, "num_hidden_layers", 16),
+        num_layers=size(vision, "num_hidden_layers", 16, most=MAX_LAYERS),
         num_heads=num_heads,
         head_dim=head_dim,
         patch_size=size(vision, "patch_size", 16),
         pool=size(vision, "pooling_kernel_size", 3),
         num_places=size(vision, "position_embedding_size", 10_240),
-        theta=number(rope, "rope_theta", 100.0, above=0.0),
+        theta=number(rope, "rope_theta", 100.0, above=1.0),
         norm_eps=number(vision, "rms_norm_eps", 1e-6, low=0.0),
         is_limited=get(vision, "use_clipped_linears", bool, False),
         is_standardized=get(vision, "standardize", bool, False),

@@ -43,18 +43,18 @@ def _products(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _config(keys: ClipKeys, found: JsonMapping) -> JsonObject:
-    num_heads = keys.get("attention.head_count", int)
+    num_heads = keys.size("attention.head_count")
     _, num_places, _ = keys.shape("v.position_embd.weight", 3)
     num_queries, _ = keys.shape("v.blk.0.attn_q.weight", 2)
     vision = {
-        "hidden_size": keys.get("embedding_length", int),
-        "intermediate_size": keys.get("feed_forward_length", int),
+        "hidden_size": keys.size("embedding_length"),
+        "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads,
         "head_dim": num_queries // max(num_heads, 1),
-        "patch_size": keys.get("patch_size", int),
-        "pooling_kernel_size": keys.get("projector.scale_factor", int, 3),
+        "patch_size": keys.size("patch_size"),
+        "pooling_kernel_size": keys.size("projector.scale_factor", 3),
         "position_embedding_size": num_places,
         "hidden_activation": GELU,
         "rms_norm_eps": keys.eps(),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.conformer import (
     MAX_REACH,
@@ -68,7 +68,7 @@ def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | 
         num_bands=channels[0],
         channels=channels,
         hidden_size=size(audio, "hidden_size", 1_024),
-        num_layers=size(audio, "num_hidden_layers", 12),
+        num_layers=size(audio, "num_hidden_layers", 12, most=MAX_LAYERS),
         num_heads=size(audio, "num_attention_heads", 8),
         kernel=size(audio, "conv_kernel_size", 5),
         reach=past,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig, UnsupportedModel
 
@@ -100,12 +100,12 @@ def llama4(config: Mapping[str, Any], out_size: int) -> Llama4TowerSpec | None:
         inner_size=size(vision, "intermediate_size", 5_632),
         adapter_size=adapter_size,
         out_size=out_size,
-        num_layers=size(vision, "num_hidden_layers", 34),
+        num_layers=size(vision, "num_hidden_layers", 34, most=MAX_LAYERS),
         num_heads=size(vision, "num_attention_heads", 16),
         image_size=size(vision, "image_size", 448),
         patch_size=size(vision, "patch_size", 14),
         shuffle=max(round(1 / ratio), 1),
-        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=0.0),
+        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=1.0),
     )
     if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
         raise UnsupportedModel(

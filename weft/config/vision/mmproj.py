@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
+from weft.config.numbers import shown
 from weft.config.vision import (
     gemma3n_file,
     gemma4_file,
     gemma4_unified_file,
     whisper_file,
 )
-from weft.config.vision.clip import VISION, ClipKeys, Projector, ReadSettings
+from weft.config.vision.clip import HEARS, VISION, ClipKeys, Projector, ReadSettings
 from weft.json_types import JsonMapping, JsonObject
 
 ARCHITECTURE = "clip"
@@ -66,12 +67,12 @@ def _vit_outside(tower: str) -> dict[str, str]:
 def _vit(keys: ClipKeys, gelu: str) -> JsonObject:
     """The `vision_config` of SigLIP or CLIP."""
     return {
-        "hidden_size": keys.get("embedding_length", int),
-        "intermediate_size": keys.get("feed_forward_length", int),
+        "hidden_size": keys.size("embedding_length"),
+        "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.num_layers,
-        "num_attention_heads": keys.get("attention.head_count", int),
+        "num_attention_heads": keys.size("attention.head_count"),
         "image_size": keys.image_size,
-        "patch_size": keys.get("patch_size", int),
+        "patch_size": keys.size("patch_size"),
         "layer_norm_eps": keys.eps(),
         "hidden_act": keys.activation(gelu),
     }
@@ -79,14 +80,14 @@ def _vit(keys: ClipKeys, gelu: str) -> JsonObject:
 
 def _side(keys: ClipKeys) -> int:
     """Patches per side."""
-    return keys.image_size // max(keys.get("patch_size", int), 1)
+    return keys.image_size // keys.size("patch_size")
 
 
 def _gemma3(keys: ClipKeys, found: JsonMapping) -> JsonObject:
-    pool = keys.get("projector.scale_factor", int, 4)
+    pool = keys.size("projector.scale_factor", 4)
     return {
         "vision_config": {**_vit(keys, "gelu_pytorch_tanh"), "norm_weights_are_whole": True},
-        "mm_tokens_per_image": (_side(keys) // max(pool, 1)) ** 2,
+        "mm_tokens_per_image": (_side(keys) // pool) ** 2,
     }
 
 
@@ -98,12 +99,12 @@ def _square_settings(keys: ClipKeys) -> JsonObject:
 def _idefics3(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     return {
         "vision_config": _vit(keys, "gelu_pytorch_tanh"),
-        "scale_factor": keys.get("projector.scale_factor", int, 2),
+        "scale_factor": keys.size("projector.scale_factor", 2),
     }
 
 
 def _idefics3_settings(keys: ClipKeys) -> JsonObject:
-    longest = keys.get("preproc_image_size", int, 4 * keys.image_size)
+    longest = keys.size("preproc_image_size", 4 * keys.image_size)
     return {
         **keys.looks,
         "max_image_size": {"longest_edge": keys.image_size},
@@ -113,10 +114,10 @@ def _idefics3_settings(keys: ClipKeys) -> JsonObject:
 
 def _llama4(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     [adapter_size, *_] = keys.shapes.get("mm.model.mlp.2.weight", (0,))
-    shuffle = keys.get("projector.scale_factor", int, 2)
+    shuffle = keys.size("projector.scale_factor", 2)
     vision = {
         **_vit(keys, "gelu"),
-        "pixel_shuffle_ratio": 1 / max(shuffle, 1),
+        "pixel_shuffle_ratio": 1 / shuffle,
         "projector_input_dim": adapter_size,
         "projector_output_dim": adapter_size,
         "vision_output_dim": adapter_size,
@@ -159,12 +160,12 @@ def _llava_settings(keys: ClipKeys) -> JsonObject:
 def _pixtral(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     vision = {
         "model_type": "pixtral",
-        "hidden_size": keys.get("embedding_length", int),
-        "intermediate_size": keys.get("feed_forward_length", int),
+        "hidden_size": keys.size("embedding_length"),
+        "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.num_layers,
-        "num_attention_heads": keys.get("attention.head_count", int),
+        "num_attention_heads": keys.size("attention.head_count"),
         "image_size": keys.image_size,
-        "patch_size": keys.get("patch_size", int),
+        "patch_size": keys.size("patch_size"),
         "hidden_act": keys.activation("gelu"),
         "rope_theta": keys.value("clip.rope.freq_base", float, 10_000.0),
     }
@@ -179,7 +180,7 @@ def _pixtral(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     }
     if "mm.patch_merger.weight" not in keys.shapes:
         return {**added, "architectures": ["LlavaForConditionalGeneration"]}
-    merge = keys.get("spatial_merge_size", int, 2)
+    merge = keys.size("spatial_merge_size", 2)
     return {
         **added,
         "architectures": ["Mistral3ForConditionalGeneration"],
@@ -195,20 +196,20 @@ def _qwen(keys: ClipKeys) -> JsonObject:
     """What the encoders of all Qwen models have in their `vision_config`."""
     return {
         "depth": keys.num_layers,
-        "num_heads": keys.get("attention.head_count", int),
-        "patch_size": keys.get("patch_size", int),
-        "spatial_merge_size": keys.get("spatial_merge_size", int, 2),
+        "num_heads": keys.size("attention.head_count"),
+        "patch_size": keys.size("patch_size"),
+        "spatial_merge_size": keys.size("spatial_merge_size", 2),
         "temporal_patch_size": sum(name.startswith("v.patch_embd.weight") for name in keys.shapes),
     }
 
 
 def _qwen2_vl(keys: ClipKeys, found: JsonMapping) -> JsonObject:
-    size = keys.get("embedding_length", int)
-    inner = keys.get("feed_forward_length", int)
+    size = keys.size("embedding_length")
+    inner = keys.size("feed_forward_length")
     vision = {
         **_qwen(keys),
         "embed_dim": size,
-        "hidden_size": keys.get("projection_dim", int),
+        "hidden_size": keys.size("projection_dim"),
         "mlp_ratio": inner / max(size, 1),
         "hidden_act": keys.activation("gelu"),
     }
@@ -221,10 +222,10 @@ def _qwen2_5_vl(keys: ClipKeys, found: JsonMapping) -> JsonObject:
         raise BadCheckpoint(f"{keys.label}: {VISION}n_wa_pattern is {period}")
     vision = {
         **_qwen(keys),
-        "hidden_size": keys.get("embedding_length", int),
-        "intermediate_size": keys.get("feed_forward_length", int),
-        "out_hidden_size": keys.get("projection_dim", int),
-        "window_size": keys.get("window_size", int, 112),
+        "hidden_size": keys.size("embedding_length"),
+        "intermediate_size": keys.size("feed_forward_length"),
+        "out_hidden_size": keys.size("projection_dim"),
+        "window_size": keys.size("window_size", 112),
         "fullatt_block_indexes": list(range(period - 1, keys.num_layers, period)),
         "hidden_act": keys.activation("gelu"),
     }
@@ -236,9 +237,9 @@ def _qwen3_vl(keys: ClipKeys, found: JsonMapping) -> JsonObject:
     deep = [layer for layer, is_deep in enumerate(keys.numbers("is_deepstack_layers")) if is_deep]
     vision = {
         **_qwen(keys),
-        "hidden_size": keys.get("embedding_length", int),
-        "intermediate_size": keys.get("feed_forward_length", int),
-        "out_hidden_size": keys.get("projection_dim", int),
+        "hidden_size": keys.size("embedding_length"),
+        "intermediate_size": keys.size("feed_forward_length"),
+        "out_hidden_size": keys.size("projection_dim"),
         "num_position_embeddings": positions[0],
         "deepstack_visual_indexes": deep,
         "hidden_act": keys.activation("gelu_pytorch_tanh"),
@@ -395,10 +396,12 @@ def projector_of(label: str, metadata: JsonMapping) -> Projector:
         "clip.vision.projector_type",
         "clip.audio.projector_type",
     )
-    found = next((metadata[name] for name in names if metadata.get(name) is not None), "mlp")
-    if found not in PROJECTORS:
+    found = next((metadata[name] for name in names if metadata.get(name) is not None), None)
+    if found is None and metadata.get(HEARS) in (None, False):
+        found = "mlp"  # the first of such files say no kind
+    if not isinstance(found, str) or found not in PROJECTORS:
         raise UnsupportedModel(
-            f"{label}: {names[0]} is {str(found)[:64]!r}, which is not supported; supported are "
+            f"{label}: {names[0]} is {shown(found)}, which is not supported; supported are "
             f"{', '.join(PROJECTORS)}"
         )
     return PROJECTORS[found]
@@ -407,13 +410,13 @@ def projector_of(label: str, metadata: JsonMapping) -> Projector:
 def _require_sizes(keys: ClipKeys, config: JsonMapping) -> None:
     """Raise BadCheckpoint if the tensors do not have the sizes in the metadata: weft must not
     allocate memory by sizes that a file only claims."""
-    size = keys.get("embedding_length", int)
-    inner = keys.get("feed_forward_length", int)
+    size = keys.size("embedding_length")
+    inner = keys.size("feed_forward_length")
     for layer in {0, keys.num_layers - 1}:
         _require(keys, f"v.blk.{layer}.ln1.weight", (size,))
         # Older converters have the names of the two products the other way round.
         _require(keys, f"v.blk.{layer}.ffn_up.weight", (inner, size), (size, inner))
-    patch = keys.get("patch_size", int)
+    patch = keys.size("patch_size")
     _require(keys, "v.patch_embd.weight", (size, 3, patch, patch), (size, 3 * patch**2))
     vision = config["vision_config"]
     if "image_size" in vision and "v.position_embd.weight" in keys.shapes:
@@ -449,10 +452,10 @@ def require_fits(label: str, encoder: JsonMapping, decoder: JsonMapping) -> str:
     made = encoder.get(f"{VISION}projection_dim", encoder.get("clip.audio.projection_dim"))
     read = decoder.get(f"{text}.embedding_length")
     # Files of LLaVA have a size of CLIP's own there.
-    if made != read and made is not None and projector is not PROJECTORS["mlp"]:
+    has_other = type(made) is not int or made != read
+    if has_other and made is not None and projector is not PROJECTORS["mlp"]:
         raise UnsupportedModel(
-            f"{label} makes vectors of {str(made)[:64]} numbers; the decoder's have "
-            f"{str(read)[:64]}"
+            f"{label} makes vectors of {shown(made)} numbers; the decoder's have {shown(read)}"
         )
     return projector.models[text]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.vit import activation, layers_up_to
@@ -111,7 +111,7 @@ def read_pixtral(
     require(vision, "hidden_act", *GATES)
     rope = get(vision, "rope_parameters", dict, {})
     require(rope, "rope_type", "axial", "default")
-    num_layers = size(vision, "num_hidden_layers", 24)
+    num_layers = size(vision, "num_hidden_layers", 24, most=MAX_LAYERS)
     num_heads = size(vision, "num_attention_heads", 16)
     hidden = size(vision, "hidden_size", 1_024)
     if hidden % num_heads or hidden // num_heads % 4:
@@ -129,7 +129,7 @@ def read_pixtral(
         num_heads=num_heads,
         patch_size=size(vision, "patch_size", patch_size),
         usual_side=size(vision, "image_size", 1_024),
-        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=0.0),
+        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=1.0),
         activation=get(vision, "hidden_act", str, "gelu"),
         merge_size=merge_size,
         merge_norm_eps=merge_norm_eps,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig
 from weft.config.vision.vit import activation
@@ -187,11 +187,11 @@ def _read(
     rope = get(vision, "rope_parameters", dict, {})
     spec = QwenTowerSpec(
         out_size=out_size,
-        num_layers=size(vision, "depth", depth),
+        num_layers=size(vision, "depth", depth, most=MAX_LAYERS),
         num_heads=size(vision, "num_heads", 16),
         time_size=size(vision, "temporal_patch_size", 2),
         merge_size=size(vision, "spatial_merge_size", 2),
-        theta=number(rope, "rope_theta", USUAL_THETA, above=0.0),
+        theta=number(rope, "rope_theta", USUAL_THETA, above=1.0),
         **values,
     )
     fits = made_for == out_size and spec.hidden_size % spec.num_heads == 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import MAX_LAYERS, get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 
@@ -95,12 +95,12 @@ def whisper(config: Mapping[str, Any], hidden_size: int) -> SpeechSpec:
     """The encoder in Whisper's own `config.json`. Raises UnsupportedModel."""
     require(config, "scale_embedding", False)
     require(config, "activation_function", "gelu")
-    num_layers = size(config, "decoder_layers", 4)
+    num_layers = size(config, "decoder_layers", 4, most=MAX_LAYERS)
     encoder = WhisperSpec(
         num_bands=size(config, "num_mel_bins", 80),
         hidden_size=hidden_size,
         inner_size=size(config, "encoder_ffn_dim", 1_536),
-        num_layers=size(config, "encoder_layers", 4),
+        num_layers=size(config, "encoder_layers", 4, most=MAX_LAYERS),
         num_heads=size(config, "encoder_attention_heads", 6),
         num_positions=size(config, "max_source_positions", 1_500),
         out_size=2 * num_layers * hidden_size,
@@ -138,7 +138,7 @@ def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
         num_bands=size(encoder, "num_mel_bins", 128),
         hidden_size=size(encoder, "d_model", 1_280),
         inner_size=size(encoder, "encoder_ffn_dim", 5_120),
-        num_layers=size(encoder, "encoder_layers", 32),
+        num_layers=size(encoder, "encoder_layers", 32, most=MAX_LAYERS),
         num_heads=size(encoder, "encoder_attention_heads", 20),
         num_positions=size(encoder, "max_source_positions", 1_500),
         out_size=out_size,

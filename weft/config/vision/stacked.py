@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import MAX_LAYERS, get, require, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.sound import WhisperSpec, check_heads, check_positions
@@ -67,7 +67,7 @@ def voxtral(config: Mapping[str, Any], out_size: int) -> StackedSpec:
         num_bands=size(audio, "num_mel_bins", 128),
         hidden_size=size(audio, "hidden_size", 1_280),
         inner_size=size(audio, "intermediate_size", 5_120),
-        num_layers=size(audio, "num_hidden_layers", 32),
+        num_layers=size(audio, "num_hidden_layers", 32, most=MAX_LAYERS),
         num_heads=size(audio, "num_attention_heads", 20),
         num_positions=size(audio, "max_source_positions", 1_500),
         out_size=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, size
 from weft.config.model_errors import BadConfig, UnsupportedModel
 from weft.json_types import JsonMapping
 
@@ -82,7 +82,7 @@ class VitSpec:
 def read_siglip(vision: JsonMapping, *, layer: int | None = None) -> VitSpec:
     """The encoder in a `vision_config`. `layer`: the hidden states that are used, 0 before the
     first layer, -1 after the last; None: those after the last norm. Raises UnsupportedModel."""
-    num_layers = size(vision, "num_hidden_layers", 12)
+    num_layers = size(vision, "num_hidden_layers", 12, most=MAX_LAYERS)
     return _read(
         vision,
         name="SigLIP",
@@ -97,7 +97,7 @@ def read_siglip(vision: JsonMapping, *, layer: int | None = None) -> VitSpec:
 
 def read_clip(vision: JsonMapping, *, layer: int) -> VitSpec:
     """Like `read_siglip`. The norm after the last layer is only for the class token, and unread."""
-    num_layers = size(vision, "num_hidden_layers", 12)
+    num_layers = size(vision, "num_hidden_layers", 12, most=MAX_LAYERS)
     return _read(
         vision,
         name="CLIP",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.config.model import BadCheckpoint
+from weft.config.numbers import shown
 from weft.weights.gguf.names import renamed
 from weft.weights.gguf.reader import GgufFile
 
@@ -28,21 +29,27 @@ class GgufContent(GgufFile):
 def check_split(files: Iterable[GgufFile]) -> None:
     """Raise BadCheckpoint unless these files are all parts of one model, in order."""
     parts = list(files)
-    first = parts[0].header.metadata
-    num_parts = first.get("split.count", 1)
+    num_parts = _count(parts[0], "split.count", 1)
     if num_parts != len(parts) and (num_parts, len(parts)) != (0, 1):
         raise BadCheckpoint(
             f"{parts[0].label} is one of {num_parts} files of a model; found are {len(parts)}"
         )
     seen: set[str] = set()
     for index, part in enumerate(parts):
-        number = part.header.metadata.get("split.no", 0)
+        number = _count(part, "split.no", 0)
         if number != index:
             raise BadCheckpoint(f"{part.label} is file {number} of its model, not {index}")
         twice = seen & part.header.tensors.keys()
         if twice:
             raise BadCheckpoint(f"{part.label} has {min(twice)[:200]}, as a file before it has")
         seen |= part.header.tensors.keys()
-    total = first.get("split.tensors.count", len(seen))
+    total = _count(parts[0], "split.tensors.count", len(seen))
     if total != len(seen):
         raise BadCheckpoint(f"{parts[0].label} and its parts have {len(seen)} tensors, not {total}")
+
+
+def _count(part: GgufFile, key: str, default: int) -> int:
+    value = part.header.metadata.get(key, default)
+    if type(value) is not int:
+        raise BadCheckpoint(f"{part.label}: {key} is {shown(value)}; an int is expected")
+    return value
