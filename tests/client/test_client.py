@@ -534,6 +534,21 @@ def test_calls_get_their_own_replies() -> None:
     run(main())
 
 
+def test_a_closed_client_sends_nothing_and_ends_its_calls() -> None:
+    async def main() -> None:
+        world = World()
+        early = asyncio.create_task(world.client.call(FlushCache()))
+        await asyncio.sleep(0)
+        num_sent = len(world.sent)
+        world.client.close("it is unloaded")
+        for call in (early, world.client.call(FlushCache())):
+            with pytest.raises(EngineUnavailable, match="it is unloaded"):
+                await call
+        assert len(world.sent) == num_sent
+
+    run(main())
+
+
 def test_call_without_reply_times_out() -> None:
     async def main() -> None:
         world = World()

@@ -39,8 +39,11 @@ def test_who_has_gone_is_not_waited_for_and_what_was_for_him_is_counted(tmp_path
         sender.send(GetState(call=2))
     for _ in range(1_000):
         sender.send(GetState(call=3))
-    assert sender.num_unsent >= 1_000
+    unsent = sender.num_unsent
+    assert unsent >= 1_000
     sender.close()
+    sender.send(GetState(call=4))
+    assert sender.num_unsent == unsent + 1, "also what comes after the end"
     context.term()
 
 

@@ -346,6 +346,11 @@ class EngineClient:
         """The engine is gone: end all open completions with an error and refuse new requests."""
         if self.state.lost is None:
             log.error("engine_lost", reason=reason, open=self.num_open)
+        self.close(reason)
+
+    def close(self, reason: str) -> None:
+        """Nothing is sent to the engine any more: end all open completions and calls with an error,
+        and refuse new ones."""
         self.state.mark_lost(reason)
         message = f"the engine has stopped: {reason}"
         self.deliveries.end_all(message)

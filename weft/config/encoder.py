@@ -10,7 +10,7 @@ from weft.config.cache import of_store, outlives
 from weft.config.engine import EngineConfig
 from weft.config.gpu import MAX_RUNNING
 from weft.config.model import ModelConfig
-from weft.config.options import SettingsError
+from weft.config.options import SettingsError, TooLarge
 from weft.config.sizing import Sizing, rounded_up, work_bytes
 from weft.config.windows import KvPools
 
@@ -79,7 +79,7 @@ def encoder(
         context_length=context,
     )
     if model.weights_bytes + work > free_bytes:
-        raise SettingsError(
+        raise TooLarge(
             f"{model.name} does not fit into memory: weights take {size(model.weights_bytes)}, "
             f"the work {size(work)}, and {size(free_bytes)} are free. Lower --max-prefill-tokens "
             f"(now {tokens:,}) or take a smaller model."

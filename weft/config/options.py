@@ -64,6 +64,10 @@ class SettingsError(ValueError):
     which value works."""
 
 
+class TooLarge(SettingsError):
+    """The model does not fit into the memory."""
+
+
 class Config(Protocol):
     """A dataclass whose fields are made by `option`."""
 

@@ -23,7 +23,7 @@ from weft.config.gpu import MAX_RUNNING, graph_bytes, graph_sizes, prompt_graph_
 from weft.config.lockstep import elsewhere_bytes
 from weft.config.model import ModelConfig
 from weft.config.numbers import counted
-from weft.config.options import SettingsError
+from weft.config.options import SettingsError, TooLarge
 from weft.config.parallel import num_ranks
 from weft.config.states import with_states
 from weft.config.windows import KvPools, one_pool, two_pools, with_draft
@@ -287,8 +287,8 @@ def _draft_work_bytes(config: EngineConfig, draft: ModelConfig) -> int:
 def _check_fit(
     asked: EngineConfig, config: EngineConfig, model: ModelConfig, sizing: Sizing
 ) -> None:
-    """Raise SettingsError if weights, work and the smallest useful KV cache do not fit into
-    memory."""
+    """Raise TooLarge if weights, work and the smallest useful KV cache do not fit into memory, and
+    SettingsError for a KV cache in which no request can run."""
     shortest = asked.context_length or min(config.context_length, MIN_CONTEXT)
     if asked.context_length and 0 < asked.kv_tokens < asked.context_length:
         raise SettingsError(
@@ -306,7 +306,7 @@ def _check_fit(
     wanted = shortest
     if asked.kv_tokens:
         wanted = sizing.kv_tokens
-    raise SettingsError(
+    raise TooLarge(
         f"{model.name} does not fit into memory: weights take {size(sizing.weight_bytes)}, the "
         f"work {size(sizing.work_bytes)}, a KV cache of {wanted:,} tokens "
         f"{size(sizing.pools.num_bytes(wanted))}, and {size(sizing.free_bytes)} are free. "

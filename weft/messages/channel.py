@@ -61,7 +61,8 @@ class Sender:
 
     Only the first message may wait for the peer's connection. Later messages to a peer that has
     ended are dropped and counted: the peer does not come back, and the watcher of the other process
-    ends the calls that wait for its answers.
+    ends the calls that wait for its answers. So are those after `close`: a server that ends has
+    closed its sockets before the last client that leaves is noticed.
     """
 
     def __init__(
@@ -72,6 +73,9 @@ class Sender:
         self.num_unsent = 0
 
     def send(self, message: Message) -> None:
+        if self._socket.closed:
+            self.num_unsent += 1
+            return
         if not self._has_met:
             self._has_met = bool(self._socket.poll(FIRST_PEER_MS, zmq.POLLOUT))
         message, values = take_values(message)

@@ -151,7 +151,7 @@ class FakeHost:
 
     async def close(self) -> None:
         if self.front is not None:
-            self.front.client.deliveries.end_all("the model is unloaded")
+            self.front.client.close("the model is unloaded")
             self.front.readiness.end()
         self.front = None
 

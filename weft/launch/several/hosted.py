@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from weft.assemble.prepare import Prepared, prepare
 from weft.config.adapters import LoraPath, parse_lora_paths
+from weft.config.amounts import size
 from weft.config.keys import KeyDigests, share_sessions
 from weft.config.limits import Limits
 from weft.config.lockstep import with_engines
 from weft.config.machine import Machine
 from weft.config.model import ModelError
-from weft.config.options import SettingsError
+from weft.config.options import SettingsError, TooLarge
 from weft.config.parallel import num_ranks
 from weft.executor.lora.folders import AdapterFolders
 from weft.launch.context import LaunchContext
@@ -48,10 +49,13 @@ log = EventLog("models")
 class LoadFailed(Exception):
     """A model cannot be loaded; the message is for the user."""
 
-    def __init__(self, reason: str, *, is_users: bool) -> None:
-        """`is_users`: the model or its settings are wrong."""
+    def __init__(self, reason: str, *, is_users: bool, fits: bool = True) -> None:
+        """`is_users`: the model or its settings are wrong. `fits`: into the memory."""
         super().__init__(reason)
         self.is_users = is_users
+        self.status = 503
+        if is_users and fits:
+            self.status = 500
 
 
 class HostedBytes(NamedTuple):
@@ -137,6 +141,9 @@ class HostedModel:
                 self.prepared = await asyncio.to_thread(self._prepare)
                 self._names = await asyncio.to_thread(_names_in, self.prepared.folder)
                 self.facts = await asyncio.to_thread(model_facts, self.prepared)
+            except TooLarge as exc:
+                limit = f"All models together may take --memory, {size(self._house.budget_bytes)}."
+                raise LoadFailed(f"{exc} {limit}", is_users=True, fits=False) from exc
             except (ModelError, SettingsError, OSError) as exc:
                 raise LoadFailed(str(exc), is_users=True) from exc
 
@@ -272,7 +279,7 @@ class HostedModel:
         front, group, sockets = self.front, self._group, self._sockets
         self.front = self._group = self._sockets = None
         if front is not None:
-            front.client.deliveries.end_all("the model is unloaded")
+            front.client.close("the model is unloaded")
             await front.__aexit__(None, None, None)
         if group is not None:
             await asyncio.to_thread(group.stop, STOP_S)

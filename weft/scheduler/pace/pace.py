@@ -272,7 +272,7 @@ class Pace:
         if waiting.beside_background:
             # Background rows join when it is known how much time prompts leave.
             rows = rows[~self._columns.background.take(rows)]
-            background_s = self._background_bound_s(rows)
+            background_s = self._background_bound_s()
         if not len(rows):
             return None
         slowdown = self._slowdown(rows, waiting)
@@ -315,7 +315,7 @@ class Pace:
         cost = self.cost.model()
         bound_s = self._bounds.background_s
         if len(online):
-            bound_s = self._background_bound_s(online)
+            bound_s = self._background_bound_s()
             if self._columns.num_background < self._reserve(bound_s, cost):
                 rows = online
         left_s = bound_s - self.since_s - cost.seconds(self.load_of(rows))
@@ -344,16 +344,15 @@ class Pace:
         pieces = StepLoad.of_tokens(starts, ends - starts)
         load = self.load_of(online)
         load = StepLoad(load.tokens + pieces.tokens, load.pairs + pieces.pairs)
-        return self._background_bound_s(online) - self.since_s - cost.seconds(load)
+        return self._background_bound_s() - self.since_s - cost.seconds(load)
 
-    def _background_bound_s(self, online: IntArray) -> float:
-        """How long a step of the rows `online` may take for background requests; 0: as long as it
+    def _background_bound_s(self) -> float:
+        """How long a step of online requests may take for background requests; 0: as long as it
         takes without them."""
         cost = self.model()
         if cost is None or self.room is None:
             return 0.0
-        own_s = cost.seconds(self.load_of(online))
-        return min(self.room.bound_s(own_s, cost), self._longest_s)
+        return min(self.room.bound_s(cost), self._longest_s)
 
     def _online_s(self, batch: Batch) -> float:
         """What the tokens of online requests take in a step."""

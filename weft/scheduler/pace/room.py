@@ -7,8 +7,9 @@ alone, the rest would be the fixed part of these steps, `step_s` each:
 
     alone_s = step_s / (1 - u)
 
-A burst takes longer: as many of the rows that run now as would run alone. Those are fewer by the
-same factor by which their steps would be shorter.
+The average is over a minute: steps that are all of nearly one length give the most tokens for the
+same longest step. A burst of online requests does not make them longer, for background rows rest
+in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from weft.scheduler.pace.step_cost import CostModel
 
-WINDOW_S = 10.0  # steps of this time count; older ones less and less
+WINDOW_S = 60.0  # steps of this time count; older ones less and less
 FIRST_S = 0.1  # of steps without online tokens, which are assumed beside those that were seen
 MAX_SHARE = 0.95
 MAX_PLANNED = 64  # steps whose time is not known yet: some never have one
@@ -36,9 +37,8 @@ class StepRoom:
     def __init__(self, max_slowdown: float) -> None:
         self._max_slowdown = max_slowdown
         self._planned: deque[PlannedStep] = deque(maxlen=MAX_PLANNED)
-        # Sums over the last steps with online requests: of steps, of their time, and of that of
-        # online tokens.
-        self._num = 0.0
+        # Sums over the last steps with online requests: of their time, and of that of online
+        # tokens.
         self._all_s = 0.0
         self._tokens_s = 0.0
 
@@ -55,16 +55,10 @@ class StepRoom:
         step = self._planned.popleft()
         kept = max(1 - seconds / WINDOW_S, 0.0)
         has_online = step.online_s > 0
-        self._num = self._num * kept + has_online
         self._all_s = self._all_s * kept + seconds * has_online
         self._tokens_s = self._tokens_s * kept + step.online_s
 
-    def bound_s(self, online_s: float, cost: CostModel) -> float:
-        """How long a step may take. `online_s`: what it takes with online rows alone."""
+    def bound_s(self, cost: CostModel) -> float:
+        """How long a step may take."""
         share = min(self._tokens_s / (self._all_s + FIRST_S), MAX_SHARE)
-        alone_s = cost.step_s / (1 - share)
-        part = 1.0  # of the rows that would run alone
-        if self._num > 1:
-            part = min(alone_s * self._num / self._all_s, 1.0)
-        tokens_s = online_s - cost.step_s
-        return self._max_slowdown * max(alone_s, cost.step_s + part * tokens_s)
+        return self._max_slowdown * cost.step_s / (1 - share)
