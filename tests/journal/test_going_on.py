@@ -16,7 +16,7 @@ from tests.scheduler.scenes import settings
 from weft.cli.main import main
 from weft.journal.file import HEAD_BYTES, MAGIC, JournalReader
 from weft.journal.records import BEGINNING, Began
-from weft.journal.replay import Replay, last_beginning
+from weft.journal.replay import BadJournal, Replay, last_beginning
 
 Told = pytest.CaptureFixture[str]
 
@@ -182,3 +182,11 @@ def test_a_step_within_what_is_damaged_is_said_not_to_be_there(path: Path, told:
 @pytest.fixture
 def told(capsys: Told) -> Told:
     return capsys
+
+
+def test_a_control_request_that_is_not_here_ends_the_replay() -> None:
+    world = RecordedWorld(settings(outside_control=("nowhere:ROWS",)))
+    world.send([1, 2, 3], max_new_tokens=2)
+    world.run_dry()
+    with pytest.raises(BadJournal, match="its control request is not here: .*'nowhere'"):
+        world.replay()

@@ -17,7 +17,9 @@ import numpy as np
 
 from weft.arrays import IntArray
 from weft.config.numbers import counted
+from weft.config.options import SettingsError
 from weft.config.plugins import OutsideFault
+from weft.engine.control.outside import own_control
 from weft.engine.engine import Engine
 from weft.grammar.masks import LazyBitmaskRow, LazyBitmasks
 from weft.grammar.protocol import Advance, CompileResult, Constraint, GrammarMatcher, Key
@@ -306,6 +308,11 @@ class Replay:
             )
         except UnknownPolicy as exc:
             raise BadJournal(f"its policy is not here: {exc}") from exc
+        for name in began.settings.outside_control:
+            try:
+                own_control(name)
+            except SettingsError as exc:
+                raise BadJournal(f"its control request is not here: {exc}") from exc
         if began.state:
             context = engine.scheduler.waiting_queue.online.policy.context
             find = partial(self._outside, surroundings(engine), context)
