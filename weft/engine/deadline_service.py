@@ -33,7 +33,7 @@ from weft.scheduler.request import NO_ROW, Request
 
 TOO_LATE = 503
 # Seconds until the next walk over the queue, for each request that the last one has looked at. A
-# look takes 15 to 40 us, so streams lose a tenth of their time to walks at most.
+# look takes 7 to 27 us, so streams lose a tenth of their time to walks at most.
 REST_S = 3e-4
 
 
