@@ -85,7 +85,9 @@ def _listed(repo: str, revision: str, watcher: PullWatcher) -> Listing:
     if revision and not all(map(is_plain, revision.split("/"))):
         raise PullError(f"{revision[:100]!r} is no name of a branch, a tag or a commit")
     if hub.is_offline():
-        raise HubUnreachable("HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked")
+        raise HubUnreachable(
+            "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked"
+        )
     unreachable = hub.why_unreachable(constants.ENDPOINT)
     if unreachable:
         raise HubUnreachable(f"there is no connection to the hub ({unreachable})")
