@@ -188,5 +188,5 @@ def test_a_control_request_that_is_not_here_ends_the_replay() -> None:
     world = RecordedWorld(settings(outside_control=("nowhere:ROWS",)))
     world.send([1, 2, 3], max_new_tokens=2)
     world.run_dry()
-    with pytest.raises(BadJournal, match="its control request is not here: .*'nowhere'"):
+    with pytest.raises(BadJournal, match=r"its control request is not here: .*'nowhere'"):
         world.replay()
