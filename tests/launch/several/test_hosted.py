@@ -18,7 +18,7 @@ from weft.launch.several.specs import read_specs
 from weft.store.store import ModelStore
 
 
-def test_a_model_that_is_too_large_is_unavailable_and_names_the_limit(tmp_path: Path) -> None:
+def test_a_model_that_is_too_large_names_the_limit(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "one")
     settings = serve_command().read(["--models-dir", str(tmp_path)], {})
     [spec] = read_specs(settings, ModelStore())
@@ -29,4 +29,4 @@ def test_a_model_that_is_too_large_is_unavailable_and_names_the_limit(tmp_path: 
     host = HostedModel(spec, cast(HouseParts, parts))
     with pytest.raises(LoadFailed, match="All models together may take --memory, 2 kB") as found:
         asyncio.run(host.prepare())
-    assert (found.value.is_users, found.value.status) == (True, 503)
+    assert found.value.is_users, "nobody is told to try again"

@@ -49,7 +49,7 @@ class LoadFailures:
         self._count(name)
         log.error("load_failed", model=name, reason=exc)
         message = f"the model {name!r} cannot be loaded: {exc}"
-        error = ApiError(exc.status, message, code="model_load_failed")
+        error = ApiError(500 if exc.is_users else 503, message, code="model_load_failed")
         if exc.is_users:  # else the next request tries again
             self._last[name] = (time.monotonic(), error)
         return error

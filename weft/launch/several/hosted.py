@@ -49,13 +49,10 @@ log = EventLog("models")
 class LoadFailed(Exception):
     """A model cannot be loaded; the message is for the user."""
 
-    def __init__(self, reason: str, *, is_users: bool, fits: bool = True) -> None:
-        """`is_users`: the model or its settings are wrong. `fits`: into the memory."""
+    def __init__(self, reason: str, *, is_users: bool) -> None:
+        """`is_users`: the model or its settings are wrong."""
         super().__init__(reason)
         self.is_users = is_users
-        self.status = 503
-        if is_users and fits:
-            self.status = 500
 
 
 class HostedBytes(NamedTuple):
@@ -143,7 +140,7 @@ class HostedModel:
                 self.facts = await asyncio.to_thread(model_facts, self.prepared)
             except TooLarge as exc:
                 limit = f"All models together may take --memory, {size(self._house.budget_bytes)}."
-                raise LoadFailed(f"{exc} {limit}", is_users=True, fits=False) from exc
+                raise LoadFailed(f"{exc} {limit}", is_users=True) from exc
             except (ModelError, SettingsError, OSError) as exc:
                 raise LoadFailed(str(exc), is_users=True) from exc
 
