@@ -157,10 +157,10 @@ def chats_of(found: ServingRun, shapes: Sequence[RequestShape]) -> list[Chat]:
 
 def compare(names: list[str], loads: list[PartLoad], measured: list[Figures], path: Path) -> None:
     """Print what a simulation says of each part, and by how much it differs."""
-    journal = simulated.read(path)
+    machine = simulated.read(path)
     rows = []
     for name, load, real in zip(names, loads, measured, strict=True):
-        said = simulated.figures(journal, load)
+        said = simulated.figures(machine, load)
         seen = (real.itl_p50, real.itl_p99, real.ttft_mean, real.output_per_s)
         ratios = [ours / theirs for ours, theirs in zip(said, seen, strict=True)]
         rows.append([name, *map(number, said), *map(times, ratios)])

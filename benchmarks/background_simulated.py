@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from weft.batches.runner import WINDOW
 from weft.bench.workloads import RequestShape
+from weft.capacity.guesses import GuessModel, outcomes_for
+from weft.capacity.machine import MeasuredMachine, measured_machine
 from weft.journal.file import JournalReader
-from weft.sim.fit import fit_usual
-from weft.sim.journal import Journal, read_journal
+from weft.sim.journal import read_journal
 from weft.sim.report import Slo, summarize
 from weft.sim.run import simulate
 from weft.sim.trace import Arrival, Segment
@@ -42,16 +43,18 @@ class SimulatedFigures(NamedTuple):
     output_per_s: float
 
 
-def read(path: Path) -> Journal:
+def read(path: Path) -> MeasuredMachine:
+    """The machine that a server's journal shows, with the guesses that were right in its texts."""
     with JournalReader(path) as reader:
-        return read_journal(reader)
+        journal = read_journal(reader)
+    return measured_machine(journal, name="", model="", options={})
 
 
-def figures(journal: Journal, load: PartLoad) -> SimulatedFigures:
+def figures(machine: MeasuredMachine, load: PartLoad) -> SimulatedFigures:
     """The same part in virtual time."""
-    cost = fit_usual(journal.steps).cost
-    arrivals = [*_lines(load), *_chats(load, len(_needed(load)))]
-    record = simulate(journal.settings, cost, arrivals, overlap=journal.overlaps)
+    lines = _lines(load, machine.guesses)
+    arrivals = [*lines, *_chats(load, len(lines), machine.guesses)]
+    record = simulate(machine.settings, machine.curve, arrivals, overlap=machine.overlaps)
     summary = summarize(record, Slo())
     if not load.chats:
         nothing = float("nan")
@@ -77,28 +80,32 @@ def _needed(load: PartLoad) -> Sequence[RequestShape]:
     return load.lines[: max(round(most), 1) + WINDOW]
 
 
-def _lines(load: PartLoad) -> list[Arrival]:
+def _lines(load: PartLoad, guesses: GuessModel | None) -> list[Arrival]:
     found = []
     for number, line in enumerate(_needed(load)):
         after = number - WINDOW
-        arrival = _arrival(number, line, 0.0)
+        arrival = _arrival(number, line, 0.0, guesses)
         found.append(arrival._replace(background=True, after=max(after, -1), tenant="background"))
     return found
 
 
-def _chats(load: PartLoad, num_before: int) -> list[Arrival]:
+def _chats(load: PartLoad, num_before: int, guesses: GuessModel | None) -> list[Arrival]:
     before_s = load.before_s if load.lines else 0.0
     return [
-        _arrival(num_before + number, chat.shape, before_s + chat.sent_s)
+        _arrival(num_before + number, chat.shape, before_s + chat.sent_s, guesses)
         for number, chat in enumerate(load.chats)
     ]
 
 
-def _arrival(key: int, shape: RequestShape, time_s: float) -> Arrival:
+def _arrival(key: int, shape: RequestShape, time_s: float, guesses: GuessModel | None) -> Arrival:
+    outcomes = b""
+    if guesses is not None:
+        outcomes = outcomes_for(guesses, user=0, number=key, length=shape.output_len)
     return Arrival(
         time_s=time_s,
         prompt=(Segment(key, shape.own_len),),
         output_len=shape.output_len,
         max_new_tokens=shape.output_len,
         ignore_eos=True,
+        guesses=outcomes,
     )

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
+from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.scenes import Patience, Recorder, settings
-from tests.scheduler.world import World
+from tests.scheduler.world import VOCAB, World
 from weft.engine.explain import explain
 from weft.plan.step import Plan
 from weft.scheduler.request import NO_ROW, RequestState
@@ -197,7 +198,10 @@ def timed(**changes: object) -> Recorder:
 
 def online_steps(world: Recorder, online: int) -> list[Plan]:
     """The steps in which the online request decodes."""
-    row = world.request(online).row
+    return online_plans(world, world.request(online).row)
+
+
+def online_plans(world: Recorder, row: int) -> list[Plan]:
     return [plan for plan in world.plans if row in plan.rows.tolist() and len(plan.tokens) > 0]
 
 
@@ -224,6 +228,46 @@ def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it
     assert decoding(world) == {*background, online}
     world.run_dry()
     assert not any(world.finished[id].retractions for id in background)
+
+
+def test_drafts_of_online_requests_go_before_background_rows_and_keep_to_the_time() -> None:
+    world = timed(
+        max_running_requests=16,
+        background_slowdown=2.0,
+        speculative="prediction",
+        context_length=256,
+        num_pages=500,
+    )
+    for i in range(12):
+        prompt = line(4, i + 10)
+        world.send(
+            prompt,
+            max_new_tokens=150,
+            ignore_eos=True,
+            background=True,
+            prediction=expected_output(prompt, 150, VOCAB, set()),
+        )
+    while len(decoding(world)) < 12:
+        world.step()
+    prompt = line(4, 7)
+    expected = expected_output(prompt, 80, VOCAB, set())
+    online = world.send(prompt, max_new_tokens=80, ignore_eos=True, prediction=expected)
+    while online not in decoding(world):
+        world.step()
+    row = world.request(online).row
+    world.plans.clear()
+    while online in decoding(world):
+        world.step()
+    assert world.outputs[online] == expected
+    beside = [plan for plan in online_plans(world, row) if len(plan.rows) > 1]
+    drafted = [plan.drafts[plan.rows == row] for plan in beside if plan.drafts is not None]
+    assert len(drafted) >= 6
+    assert min(drafted) >= 4
+    for plan in beside:
+        # The bound is twice what the tokens of the online request and a step take, 38 ms.
+        assert plan.num_tokens <= 28
+        assert len(plan.rows) < 12
+    world.run_dry()
 
 
 def test_without_online_rows_all_background_rows_decode() -> None:

@@ -177,7 +177,7 @@ class SchedulingOptions:
         judge="weft.scheduler.policies.composed.build:why_not",
     )
     background_slowdown: float = option(
-        2.5,
+        3.0,
         "how many times as long steps of other requests may take for background requests as they "
         "would on average without them",
         group="scheduling",

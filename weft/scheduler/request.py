@@ -312,6 +312,13 @@ class RowTurns(Protocol):
         are none to leave out. Asked several times before a step."""
         ...
 
+    def beside_drafts(
+        self, columns: Columns, rows: IntArray, counts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """Those of `rows` [n], which were taken last, that take part in a step with drafts, and how
+        many of its drafts `counts` [n] each of them computes."""
+        ...
+
 
 class Columns:
     """The numbers of requests that have a row, indexed by row. Only the scheduler writes them.
@@ -463,6 +470,18 @@ class Columns:
         for turns in self.turns:
             rows = turns.take(self, rows)
         return rows
+
+    def computed_len(self, rows: IntArray) -> IntArray:
+        """[n] How many tokens of `rows` [n] the next step does not compute. It computes drafts
+        again that the step before has not compared yet, with overlap."""
+        return np.minimum(self.kv_len.take(rows), self.known_len.take(rows))
+
+    def beside_drafts(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+        """The rows of the next step, of those that it may take, and the drafts of each, of
+        `counts` [n] that were made."""
+        for turns in self.turns:
+            rows, counts = turns.beside_drafts(self, rows, counts)
+        return rows, counts
 
     def all_unfinished(self, rows: IntArray) -> IntArray:
         """Like `unfinished`, with the rows that have no turn."""

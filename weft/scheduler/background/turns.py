@@ -13,13 +13,49 @@ step, prompts of background requests go before them (`Pace._reserve`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.arrays import BoolArray, IntArray
 from weft.scheduler.batch import NO_ROWS
 from weft.scheduler.pace.pace import Pace
+from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.request import Columns, Request
+
+
+class SpareTime(NamedTuple):
+    """What a step of online requests has left for others."""
+
+    seconds: float
+    cost: CostModel
+
+    def num_drafts(self, columns: Columns, rows: IntArray, counts: IntArray) -> IntArray:
+        """How many of their drafts `counts` [n] the `rows` [n] have time for, the first rows
+        first."""
+        draft_s = self.cost.token_s + self.cost.pair_s * columns.seq_len.take(rows)
+        needed_s = draft_s * counts
+        left_s = self.seconds - (np.cumsum(needed_s) - needed_s)
+        fits = counts.astype(np.float64)
+        np.divide(left_s, draft_s, out=fits, where=draft_s > 0)
+        fitting: IntArray = np.clip(np.floor(fits), 0, counts).astype(np.int32)
+        return fitting
+
+    def without_drafts(self, columns: Columns, rows: IntArray, counts: IntArray) -> SpareTime:
+        """The time that is left beside so many drafts of each row."""
+        draft_s = self.cost.token_s + self.cost.pair_s * columns.seq_len.take(rows)
+        return self._replace(seconds=self.seconds - float(np.cumsum(draft_s * counts)[-1]))
+
+    def num_rows(self, columns: Columns, rows: IntArray, num_drafts: IntArray | int = 0) -> int:
+        """How many of `rows` [n], the first ones, have time for their next step, with so many
+        drafts of each."""
+        seq_len = columns.seq_len.take(rows).astype(np.int64)
+        lens = seq_len - columns.computed_len(rows) + num_drafts
+        # Sums of integers are the same on every machine.
+        num_tokens = np.cumsum(lens)
+        num_pairs = np.cumsum(lens * seq_len)
+        needed_s = self.cost.token_s * num_tokens + self.cost.pair_s * num_pairs
+        return int(np.searchsorted(needed_s, self.seconds, side="right"))
 
 
 class BackgroundTurns:
@@ -32,8 +68,10 @@ class BackgroundTurns:
         self._asked: IntArray = NO_ROWS
         self._num_resting = 0
         self._answer: IntArray = NO_ROWS
+        self._spare: SpareTime | None = None  # of a step that was asked for last; None: unknown
 
     def take(self, columns: Columns, rows: IntArray) -> IntArray:
+        self._spare = None
         is_background = columns.background.take(rows)
         if not is_background.any() or is_background.all():
             return rows
@@ -42,12 +80,43 @@ class BackgroundTurns:
     def beside(self, columns: Columns, rows: IntArray, prompts: Sequence[Request]) -> IntArray:
         """Those of `rows` [n] that take part in a step with these pieces of prompts, which are of
         one class."""
+        self._spare = None
         is_background = columns.background.take(rows)
         if not is_background.any():
             return rows
         if is_background.all() and prompts[0].spec.service.yields:
             return rows
         return self._first_in_time(columns, rows, is_background, prompts)
+
+    def beside_drafts(
+        self, columns: Columns, rows: IntArray, counts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """Drafts of online requests have time first, then background rows, each with its drafts.
+        After the first that does not fit, rows go on without theirs."""
+        spare = self._spare
+        if spare is None:
+            return rows, counts
+        is_background = columns.background.take(rows)
+        taken = spare.num_drafts(columns, rows, np.where(is_background, 0, counts))
+        spare = spare.without_drafts(columns, rows, taken)
+        background = rows[is_background]
+        num_drafts = counts[is_background]
+        num_drafts[spare.num_rows(columns, background, num_drafts) :] = 0
+        taken[is_background] = num_drafts
+        num_rows = spare.num_rows(columns, background, num_drafts)
+        if num_rows == len(background):
+            return rows, taken
+        takes_part = ~is_background
+        takes_part[np.flatnonzero(is_background)[:num_rows]] = True
+        return rows[takes_part], taken[takes_part]
+
+    def _spare_time(self, online: IntArray, prompts: Sequence[Request]) -> SpareTime | None:
+        if self._pace is None:
+            return None
+        cost = self._pace.model()
+        if cost is None:
+            return None
+        return SpareTime(self._pace.left_of_online(online, prompts), cost)
 
     def _first_in_time(
         self,
@@ -59,9 +128,9 @@ class BackgroundTurns:
         """The online rows, and the first background rows that the step has time for."""
         candidates = rows[is_background]
         num_taken = 0
-        if self._pace is not None:
-            spare_s = self._pace.left_of_online(rows[~is_background], prompts)
-            num_taken = self._num_within(columns, candidates, spare_s)
+        self._spare = self._spare_time(rows[~is_background], prompts)
+        if self._spare is not None:
+            num_taken = self._spare.num_rows(columns, candidates)
         num_resting = len(candidates) - num_taken
         if not num_resting:
             return rows
@@ -72,17 +141,3 @@ class BackgroundTurns:
             self._num_resting = num_resting
             self._answer = rows[takes_part]
         return self._answer
-
-    def _num_within(self, columns: Columns, candidates: IntArray, seconds: float) -> int:
-        """How many of the rows `candidates` [n] may join for `seconds` more."""
-        assert self._pace is not None
-        cost = self._pace.model()
-        if cost is None:
-            return 0
-        seq_len = columns.seq_len.take(candidates).astype(np.int64)
-        lens = seq_len - columns.kv_len.take(candidates)
-        # Sums of integers are the same on every machine.
-        num_tokens = np.cumsum(lens)
-        num_pairs = np.cumsum(lens * seq_len)
-        needed_s = cost.token_s * num_tokens + cost.pair_s * num_pairs
-        return int(np.searchsorted(needed_s, seconds, side="right"))

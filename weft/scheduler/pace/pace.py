@@ -481,6 +481,6 @@ class Pace:
         """The load of a step of `rows` alone."""
         columns = self._columns
         seq_len = columns.seq_len[rows]
-        lens = seq_len - columns.kv_len[rows]
+        lens = seq_len - columns.computed_len(rows)
         pairs = lens * seq_len
         return StepLoad(int(lens.sum()), int(pairs.sum()))

@@ -166,12 +166,13 @@ class SpeculativePlanner(Planner):
         until: IntArray | None = None
         if drafts or self._listed_rows:
             columns = self._columns
+            rows, in_turn = self._in_turn(rows, drafts)
             starts = columns.kv_len.take(rows)
             ends = columns.seq_len.take(rows)
             until = self._speculator.pace.forced_ends(rows, starts, ends, num_before)
             # Drafts follow the last known token, so it must be computed in this step.
             reached = set(rows[until == ends].tolist())
-            beside = [draft for draft in drafts if draft.row in reached]
+            beside = [draft for draft in in_turn if draft.row in reached]
             self._drafts = self._fitting(rows, self._beside(rows, num_before, beside))
             used = {draft.row for draft in self._drafts}
             for draft in drafts:
@@ -186,6 +187,21 @@ class SpeculativePlanner(Planner):
             self._planned.followed = followers(work)
             self._planned = None
         return work
+
+    def _in_turn(self, rows: IntArray, drafts: list[Draft]) -> tuple[IntArray, list[Draft]]:
+        """The rows that take part in a step with drafts, and the drafts that it has time for."""
+        if not drafts:
+            return rows, drafts
+        made = {draft.row: len(draft.tokens) for draft in drafts}
+        counts = np.array([made.get(row, 0) for row in rows.tolist()], dtype=np.int32)
+        rows, counts = self._columns.beside_drafts(rows, counts)
+        taken = dict(zip(rows.tolist(), counts.tolist(), strict=True))
+        found = []
+        for draft in drafts:
+            tokens = draft.tokens[: taken.get(draft.row, 0)]
+            if len(tokens):
+                found.append(draft._replace(tokens=tokens))
+        return rows, found
 
     def _note_listed(self, work: StepTokens) -> None:
         """Take note of whose next token must be listed by its id."""

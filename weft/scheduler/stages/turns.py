@@ -39,6 +39,11 @@ class StageTurns:
         first = np.argsort(self._turns[idle], kind="stable")[:share]
         return idle[np.sort(first)]
 
+    def beside_drafts(
+        self, columns: Columns, rows: IntArray, counts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        return rows, counts
+
     def _note_turns(self, columns: Columns, rows: IntArray) -> None:
         self._num_looks += 1
         lens = columns.seq_len[rows]
