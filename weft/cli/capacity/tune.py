@@ -23,7 +23,7 @@ from weft.capacity.axes.table import AXES
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.workload import RecordedTraffic
 from weft.cli.capacity.options import WorkloadOptions
-from weft.cli.capacity.plan import SearchTime, journal_in, machine_of, workload_of
+from weft.cli.capacity.plan import SearchTime, check_served, journal_in, machine_of, workload_of
 from weft.cli.capacity.show import plain_text
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.options import Command, SettingsError, asked_help, option
@@ -74,6 +74,7 @@ def tune(argv: Sequence[str]) -> int:
     axes = live_axes(journal.settings, state)
     question = Question(workload, wanted.wanted, axes, wanted_level=level)
     found = answer(machine, question, SearchTime(options.search_s))
+    check_served(found)
     for line in lines(found, machine):
         print(line)
     changes = found.best.changes
