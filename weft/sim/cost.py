@@ -100,6 +100,11 @@ class TrueLengths:
             tokens = np.where(tokens == EOS, np.int32(FILLER), tokens)
             self._known[number] = (last_position + 1 - len(tokens), tokens)
 
+    def forget(self, number: int) -> None:
+        """This request has ended: nothing more is asked about its tokens that matters."""
+        self._known.pop(number, None)
+        self._guesses.pop(number, None)
+
     def guesses(self, number: int) -> bytes:
         """What becomes of guesses of this request's tokens; empty: unknown."""
         return self._guesses.get(number, b"")

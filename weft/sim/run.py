@@ -393,6 +393,8 @@ class Run:
         columns = self._columns
         for finish in finished:
             columns.finish(finish, now)
+            if self._lengths is not None:
+                self._lengths.forget(finish.id)
             if not columns.background[finish.id]:
                 self._beside.online_ended()
             if finish.id in self._cut and columns.state[finish.id] == DONE:
