@@ -292,15 +292,6 @@ class EngineCore:
             self.load_report = None
         return taken
 
-    def after_step(self) -> None:
-        """Call the services that follow each step."""
-        self.ended_s = self.clock()
-        for service in self.hooks.after_step:
-            try:
-                service.after_step(self.ended_s)
-            except BaseException as exc:
-                self.guard.hook_failed(service.name, survived(exc))
-
     def settle(self) -> None:
         """Wait for all steps in flight, and process their results."""
         for output in self.loop.settle():

@@ -198,4 +198,9 @@ class Engine:
         output = core.loop.rest() if is_paused else core.loop.step()
         core.repair_if_in_doubt()
         core.send_output(output)
-        core.after_step()
+        core.ended_s = core.clock()
+        for service in hooks.after_step:
+            try:
+                service.after_step(core.ended_s)
+            except BaseException as exc:
+                guard.hook_failed(service.name, survived(exc))

@@ -209,7 +209,13 @@ def commit(
     if facts.as_of != columns.num_changes:
         # Only this fact of a request can change: memory may have been lost since.
         max_len = columns.max_len.take(facts.at)
-    add_ends(found, facts, tokens, stops, known >= max_len)
+    ended = stops | (known >= max_len)
+    for i in np.flatnonzero(ended).tolist():
+        row = int(facts.rows[i])
+        if stops[i]:
+            found[row] = End(row, "stop", int(tokens[i]))
+        else:
+            found.setdefault(row, End(row, "length"))
 
     ids = facts.ids
     more: Sequence[Forced] = forced
@@ -265,19 +271,6 @@ def stopped(columns: Columns, facts: RowFacts, tokens: IntArray, is_eos: BoolArr
             stop_ids = request.message.sampling.stop_token_ids
             stops[i] |= int(tokens[i]) in stop_ids
     return stops
-
-
-def add_ends(
-    found: dict[int, End], facts: RowFacts, tokens: IntArray, stops: BoolArray, is_full: BoolArray
-) -> None:
-    """Add the requests of n rows that end with these `tokens` [n]: by a token that `stops` [n], or
-    by length, unless they have been found."""
-    for i in np.flatnonzero(stops | is_full).tolist():
-        row = int(facts.rows[i])
-        if stops[i]:
-            found[row] = End(row, "stop", int(tokens[i]))
-        else:
-            found.setdefault(row, End(row, "length"))
 
 
 def _after_first(

@@ -14,7 +14,7 @@ of messages nor the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -500,18 +500,14 @@ class Scheduler:
             if self.history.is_open(id):
                 self.history.note(id, EventKind.ENCODER, detail, self.now, batch.plan.step)
         self.history.stepped(batch, columns, began_s, self.now, result.encoder_s)
-        self.end_all(outcome.ends)
+        for end in outcome.ends:
+            self.outbox.attempt(self.end, end)
         if len(worthless):
             with self.outbox.atomic():
                 self.kv.forget_written(worthless)
         return self.outbox.take_output()
 
-    def end_all(self, ends: Iterable[End]) -> None:
-        """End requests with their last tokens."""
-        for end in ends:
-            self.outbox.attempt(self._end, end)
-
-    def _end(self, end: End) -> None:
+    def end(self, end: End) -> None:
         """End a request with its last token."""
         request = self.kv.columns.requests[end.row]
         if end.reason != "error":

@@ -130,7 +130,7 @@ class Cluster:
         return leapt
 
     def _stepped(self, rank: int) -> None:
-        """The engine that was furthest behind has made steps."""
+        """The first engine of the heap has made steps."""
         heapq.heappop(self._busy)
         self._is_busy[rank] = False
         replica = self._replicas[rank]

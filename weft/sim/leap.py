@@ -76,7 +76,8 @@ class EngineLeaps:
         core.loop.skipped(len(steps), last.began_s, last.ended_s)
         finished = self._finished()
         if not core.has_work:
-            core.after_step()  # the books are audited when nothing runs
+            for service in core.hooks.after_step:
+                service.after_step(clock.now)  # the books are audited when nothing runs
         ended_s = np.array([step.ended_s for step in steps])
         return Leapt(ids, ended_s, finished)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
-from weft.scheduler.batch import End, add_ends, stopped
+from weft.scheduler.batch import End, stopped
 from weft.scheduler.planner import Planner
 from weft.scheduler.request import RowFacts
 from weft.scheduler.scheduler import Scheduler
@@ -158,6 +158,8 @@ class UniformDecodes:
         columns = scheduler.kv.columns
         stops = stopped(columns, facts, tokens, scheduler.limits.is_eos)
         is_full = columns.known_len.take(facts.at) >= facts.max_len
-        found: dict[int, End] = {}
-        add_ends(found, facts, tokens, stops, is_full)
-        scheduler.end_all(found.values())
+        for i in np.flatnonzero(stops | is_full).tolist():
+            end = End(int(facts.rows[i]), "length")
+            if stops[i]:
+                end = End(end.row, "stop", int(tokens[i]))
+            scheduler.outbox.attempt(scheduler.end, end)
