@@ -60,6 +60,7 @@ const asked = ({ id, name, args }) => ({ id, type: "function", function: { name,
 
 function part({ kind, name, data, text }) {
 	if (kind === "image") return { type: "image_url", image_url: { url: data } };
+	if (kind === "video") return { type: "video_url", video_url: { url: data } };
 	if (kind === "audio") return { type: "input_audio", input_audio: { data: data.slice(data.indexOf(",") + 1), format: name.split(".").pop().toLowerCase() } };
 	const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map((marks) => marks.length + 1)));
 	return { type: "text", text: `${name}:\n${fence}\n${text}\n${fence}` };
