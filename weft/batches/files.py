@@ -181,3 +181,5 @@ class StoredFiles:
 def _copy(source: BinaryIO, path: Path) -> None:
     with path.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
+        target.flush()
+        os.fsync(target.fileno())  # a client is told that the file is stored
