@@ -334,7 +334,7 @@ def test_a_kill_while_files_of_results_are_made_loses_nothing(tmp_path: Path) ->
     asyncio.run(run())
 
 
-def test_a_file_is_on_the_disk_before_it_is_told_as_stored(
+def test_a_file_is_on_the_disk_before_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[int] = []
