@@ -115,8 +115,9 @@ def page_of_http() -> Iterator[str]:
     yield "[The guide to the APIs](../guides/apis.md) explains the fields, and the differences between APIs."
     yield ""
     yield "The greatest values are those of the default [limits](limits.md), which also bound lengths and counts. What the"
-    yield "model, an option of the server or another field rules out is refused too, by name. The default `null` is a field"
-    yield "that is not given."
+    yield "route, the model, an option of the server or another field rules out is refused, too. The default `null` is a field"
+    yield "that is left out. `/v1/files`, `/v1/audio/transcriptions` and `/v1/audio/translations` take forms with a file:"
+    yield "[batches](../guides/batches.md), [speech](../guides/speech.md)."
     yield from ["", "| route | what it does | body |", "|---|---|---|"]
     bodies: dict[str, Any] = {}
     for path, methods in document["paths"].items():
@@ -186,10 +187,10 @@ def _kinds_of(schema: dict[str, Any]) -> list[str]:
 def _range_of(schema: dict[str, Any]) -> str:
     """The range of a number in words; "" if it has none."""
     numbers = {
-        key: f"{value:,.15g}" for key, value in schema.items() if type(value) in (int, float)
+        key: f"{int(value):,}" if value == int(value) else f"{value:g}"
+        for key, value in schema.items()
+        if type(value) in (int, float)
     }
-    if schema.get("type") == "integer":
-        numbers = {key: f"{schema[key]:,}" for key in numbers}
     high = numbers.get("maximum")
     if "exclusiveMinimum" in numbers:
         return f", above {numbers['exclusiveMinimum']}, at most {high}"
@@ -202,7 +203,7 @@ def _range_of(schema: dict[str, Any]) -> str:
 def page_of_python() -> Iterator[str]:
     """The names of `weft`, with their signatures and docstrings."""
     yield from ["# Python", "", NOTE, ""]
-    yield "`from weft import LLM, SamplingParams`: the same scheduler, runner and tokenizer as the server's, in one process."
+    yield "`from weft import LLM, SamplingParams`: the same scheduler, runner and tokenizer as the server's, without a server."
     for name in weft.__all__:
         thing = getattr(weft, name)
         if not inspect.isclass(thing):

@@ -149,7 +149,8 @@ class ModelOptions:
     )
     context_length: int = option(
         0,
-        "longest prompt and completion together, in tokens; 0 takes the model's",
+        "longest prompt and completion together, in tokens; 0 takes the model's, cut to what the "
+        "KV cache holds",
         group="model",
         everyday=True,
         low=0,
@@ -573,7 +574,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     overlap: bool | None = option(
         None,
         "plan the next step while the device runs this one; on with a GPU or --pp-size, off "
-        "with a CPU, whose cores do both",
+        "with a CPU, whose cores do both, and with --draft-model",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),
