@@ -48,6 +48,7 @@ def page_of_command_line() -> Iterator[str]:
     yield from ["| command | what it does |", "|---|---|"]
     for verb, (_, about) in command_line.VERBS.items():
         yield f"| `weft {verb}` | {about} |"
+    yield from ["", "`weft help` lists topics, and `weft help TOPIC` explains one."]
     yield from ["", "## weft serve", ""]
     yield "`weft serve [MODEL ...] [options]`. Each option is also an environment variable and a key of the TOML file that"
     yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line has"
