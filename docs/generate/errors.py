@@ -384,7 +384,7 @@ GROUPS_OF_COMMANDS = (
     ),
     Group(
         "Starting a server",
-        "[Troubleshooting](../guides/troubleshooting.md) has the frequent ones: ports, files, keys, several models.",
+        "[Troubleshooting](../guides/troubleshooting.md) has the frequent ones.",
         ("launch/", "observe/", "kv_events/", "server/"),
     ),
     Group(
@@ -495,7 +495,7 @@ GROUPS_OF_REQUESTS = (
 GROUPS_OF_ENDS = (
     Group(
         "The engine",
-        "The log has it as the `reason` of `engine_hangs` or `engine_lost`; answers with 503 have it, an end behind `the engine has stopped:`, or `engine 0 has stopped:` with `--dp-size`. [Health](../guides/observability.md#health-and-an-engine-that-hangs) says what follows.",
+        "The log has it as the `reason` of `engine_hangs` or `engine_lost`; answers with 503 have it, an end behind `the engine has stopped:`, or `engine N has stopped:` with `--dp-size`. [Health](../guides/observability.md#health-and-an-engine-that-hangs) says what follows.",
         ("client/", "engine/", "launch/"),
     ),
     Group(
@@ -523,7 +523,8 @@ def page(package: Path) -> Iterator[str]:
     ]
     yield "Texts with which commands end and requests are answered, as a program finds them in the sources: of some only a part, and not those that"
     yield "libraries write. `...` is what is put in: a name, a value, what is allowed. A status is given where the source has it"
-    yield "beside the text. Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
+    yield "beside the text. Some of those that end a command also answer a request that does the same: an adapter, new weights, a pull."
+    yield "Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
     known: tuple[str, ...] = ()
     for title, roots, groups in (
         ("Errors that end a command", OF_COMMANDS, GROUPS_OF_COMMANDS),

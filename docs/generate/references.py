@@ -48,6 +48,7 @@ def page_of_command_line() -> Iterator[str]:
     yield from ["| command | what it does |", "|---|---|"]
     for verb, (_, about) in command_line.VERBS.items():
         yield f"| `weft {verb}` | {about} |"
+    yield from ["", "`weft help` lists topics, and `weft help TOPIC` explains one."]
     yield from ["", "## weft serve", ""]
     yield "`weft serve [MODEL ...] [options]`. Each option is also an environment variable and a key of the TOML file that"
     yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line has"
@@ -111,12 +112,13 @@ def page_of_http() -> Iterator[str]:
     document = openapi_document(OPERATIONS, weft.__version__, Limits())
     schemas = document["components"]["schemas"]
     yield from ["# HTTP", "", NOTE, ""]
-    yield "A running server describes the same for programs at `/openapi.json`, and the answers of some routes."
+    yield "A running server describes the same for programs at `/openapi.json`, with its own limits and the answers of some"
+    yield "routes, and lists the routes at `/docs`."
     yield "[The guide to the APIs](../guides/apis.md) explains the fields, and the differences between APIs."
     yield ""
     yield "The greatest values are those of the default [limits](limits.md), which also bound lengths and counts. What the"
     yield "route, the model, an option of the server or another field rules out is refused, too. The default `null` is a field"
-    yield "that is left out. `/v1/files`, `/v1/audio/transcriptions` and `/v1/audio/translations` take forms with a file:"
+    yield "that is left out. Some fields are there only to be refused by name. `/v1/files`, `/v1/audio/transcriptions` and `/v1/audio/translations` take forms with a file:"
     yield "[batches](../guides/batches.md), [speech](../guides/speech.md)."
     yield from ["", "| route | what it does | body |", "|---|---|---|"]
     bodies: dict[str, Any] = {}

@@ -385,7 +385,8 @@ class CacheOptions:
     )
     cache_block: int = option(
         0,
-        "tokens of a block in --cache-dir, whole pages; 0 takes 64, or a page if a page is longer",
+        "tokens of a block in --cache-dir, whole pages; 0 takes those that fit into 64, at least "
+        "one",
         group="cache",
         low=0,
         high=4096,
@@ -636,7 +637,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     # adapters
     enable_lora: bool = option(
         False,
-        "allow adapters (LoRA), which requests may name; on with --lora-paths",
+        "allow adapters (LoRA), which requests may name; on with --lora-paths and --lora-dir",
         group="adapters",
     )
     lora_paths: str = option(
