@@ -85,8 +85,8 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @torch.inference_mode()
 def first_guesses(made: Made, tokens: list[int]) -> list[int]:
-    """Behind each of `tokens` but the first, the likeliest token after it, by transformers' modules:
-    they have read those before it, and it is the one that the model makes after them."""
+    """Behind each of `tokens` but the first, the likeliest one by transformers' modules: it is what
+    the model makes after those before it."""
     whole = made.checkpoint.model
     eps = whole.config.rms_norm_eps
     kept: list[Tensor] = []
