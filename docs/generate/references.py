@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import inspect
 import io
 import json
@@ -35,6 +36,9 @@ from weft.config.server import ServerConfig  # noqa: E402
 from weft.config.several import ModelsConfig  # noqa: E402
 from weft.server.app import OPERATIONS  # noqa: E402
 from weft.server.openapi import openapi_document  # noqa: E402
+
+# The trees of all sources stay until the end: the collector would walk through them again and again.
+gc.disable()
 
 PAGES = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by docs/generate/references.py: change the code, not this page. -->"

@@ -598,11 +598,11 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         low=0,
     )
     max_session_turns: int = option(
-        1_000, "requests that a session remembers", group="sessions", low=1
+        1_000, "requests of a session; more are refused", group="sessions", low=1
     )
     max_session_tokens: int = option(
         131_072,
-        "tokens that a session remembers, in all of its turns together",
+        "tokens of a session, in all of its turns together; what would make more is refused",
         group="sessions",
         low=1,
     )
