@@ -2,10 +2,13 @@
 sounds of several lengths, over HTTP.
 
     python benchmarks/word_times.py
-    python benchmarks/word_times.py --models 1 --seconds 30 --dtype bfloat16 --spread 3
-    python benchmarks/word_times.py --shape base --pieces 46161
+    python benchmarks/word_times.py --models 1 --seconds 30 --dtype bfloat16
+    python benchmarks/word_times.py --shape base --languages ja th --silent
+    python benchmarks/word_times.py --free --pieces 46161
 
-Both write tokens by the greedy choice, with times. A word of transformers is what its
+Both write tokens by the greedy choice, with times. The positions of the decoder say which: words in
+many scripts, marks and times, drawn at random for each model. So both write the same ones, many of
+them, in bfloat16, too; with `--free`, random weights alone choose. A word of transformers is what its
 `_combine_tokens_into_words` makes of the tokens of a segment, from the time of the token before it
 to that of its last one. Compared are sounds whose tokens are the same, as far as both go; words must
 have the same text. `--spread`: how large weights are; the larger, the less evenly a model with random weights
@@ -34,13 +37,16 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper import tokenization_whisper
 
 WINDOW_S = 30
+MAX_TIME = 50 * WINDOW_S - 10  # steps of 0.02 s
 NUM_NANO = 4_096  # tokens of weft-nano: all ids below that of the end are text
+NUM_WRITTEN = 160
+PROMPT_LEN = 3  # begin, language, task
+SAYS = 400.0  # how much larger than the rest of a position the token is that follows it
+LANGUAGES = ("en", "de", "ru", "ar", "zh", "ja", "th")
 NAMES = (
     "<|endofspeech|>",
     "<|startoftranscript|>",
-    "<|en|>",
-    "<|de|>",
-    "<|zh|>",
+    *(f"<|{code}|>" for code in LANGUAGES),
     "<|translate|>",
     "<|transcribe|>",
     "<|startoflm|>",
@@ -50,7 +56,9 @@ NAMES = (
     "<|notimestamps|>",
     *(f"<|{0.02 * place:.2f}|>" for place in range(50 * WINDOW_S + 1)),
 )
-LANGUAGES = ("en", "de", "zh")
+FIRST_TIME = NAMES.index("<|0.00|>")
+MARKS = (",", ".", "?", "!", " (", ")", ' "', '"', "-", " -", "...", "。", "、", "¿", " ")
+MARK_SHARE = 0.15  # of the pieces
 # The first and the last character of scripts.
 SCRIPTS = (
     (0x00C0, 0x024F),
@@ -113,9 +121,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, nargs="*", default=[2.0, 7.3, 15.0, 30.0, 50.0])
     parser.add_argument("--languages", nargs="*", choices=LANGUAGES, default=["en", "zh"])
     parser.add_argument("--shape", default="tiny", choices=SHAPES)
-    parser.add_argument("--pieces", type=int, default=0, help="tokens in many scripts")
+    parser.add_argument("--pieces", type=int, default=3_000, help="tokens in many scripts")
+    parser.add_argument("--free", action="store_true", help="the weights choose the tokens")
+    parser.add_argument("--silent", action="store_true", help="sounds are silence")
     parser.add_argument("--spread", type=float, default=1.5)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--reference", default="", choices=("float32", "bfloat16"), help="--dtype of transformers"
+    )
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -125,21 +138,23 @@ def main() -> None:
     for seed in range(asked.models):
         with tempfile.TemporaryDirectory() as folder:
             shape = SHAPES[asked.shape]
-            made = make(Path(folder), seed, shape, asked.pieces, asked.spread, asked.dtype)
+            script = [] if asked.free else written(seed, NUM_NANO, asked.pieces)
+            made = make(Path(folder), seed, shape, asked, script)
             options = ("--dtype", asked.dtype, "--threads", str(asked.threads))
             with served("serve", folder, *options, "--max-running-requests", "2") as server:
                 for seconds in asked.seconds:
                     for language in asked.languages:
-                        differences += compare(made, server.url, seed, seconds, language)
+                        samples = sound(int(seconds * RATE) + seed) * (not asked.silent)
+                        head = f"{seed} | {seconds:g} s | {language}"
+                        differences += compare(made, server.url, head, samples, language)
     print(f"all | | | {told(differences)}")
 
 
-def compare(made: Made, url: str, seed: int, seconds: float, language: str) -> list[float]:
+def compare(made: Made, url: str, head: str, samples: Any, language: str) -> list[float]:
     """The differences of all times of a sound, in seconds."""
-    file = wav(sound(int(seconds * RATE) + seed))
+    file = wav(samples)
     answer = asked_of_weft(url, file, language)
     segments = by_transformers(made, file, language)
-    head = f"{seed} | {seconds:g} s | {language}"
     own = [id for one in answer["segments"] for id in one["tokens"] if id < made.end]
     wanted = [int(id) for one in segments for id in one["tokens"] if int(id) < made.end]
     shorter = min(len(own), len(wanted))
@@ -244,8 +259,10 @@ def vocabulary(num_pieces: int) -> Tokenizer:
     known: dict[str, int] = content["model"]["vocab"]
     while len(known) < NUM_NANO + num_pieces:
         first, last = draw.choice(SCRIPTS)
-        text = draw.choice(("", " "))
+        text = draw.choice(("", " ", " "))
         text += "".join(chr(draw.randint(first, last)) for _ in range(draw.randint(1, 3)))
+        if draw.random() < MARK_SHARE:
+            text = draw.choice(MARKS) * draw.randint(1, 2)
         data = text.encode()
         if draw.random() < 0.25:
             data = data[: draw.randint(1, len(data))]
@@ -253,11 +270,28 @@ def vocabulary(num_pieces: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def make(folder: Path, seed: int, shape: Shape, num_pieces: int, spread: float, dtype: str) -> Made:
+def written(seed: int, first: int, num_pieces: int) -> list[int]:
+    """The tokens that a model writes: pieces and marks in segments of up to four seconds."""
+    draw = random.Random(seed)
+    end = first + num_pieces
+    found: list[int] = []
+    time = draw.randint(0, 40)
+    while len(found) < NUM_WRITTEN and time < MAX_TIME:
+        found.append(end + FIRST_TIME + time)
+        found += [draw.randrange(first, end) for _ in range(draw.randint(1, 14))]
+        time += draw.randint(20, 200)
+        found.append(end + FIRST_TIME + min(time, MAX_TIME))
+    return [*found, end]
+
+
+def make(
+    folder: Path, seed: int, shape: Shape, asked: argparse.Namespace, script: Sequence[int]
+) -> Made:
     """The folder gets all files of a checkpoint."""
     torch.manual_seed(seed)
+    num_pieces: int = asked.pieces
     end = NUM_NANO + num_pieces
-    first_time = end + 12
+    first_time = end + FIRST_TIME
     layers = dict.fromkeys(("encoder_layers", "decoder_layers"), shape.num_layers)
     inner = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4 * shape.size)
     heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), shape.num_heads)
@@ -278,7 +312,10 @@ def make(folder: Path, seed: int, shape: Shape, num_pieces: int, spread: float, 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name and parameter.dim() > 1:
-                parameter.normal_(std=spread * parameter[0].numel() ** -0.5)
+                parameter.normal_(std=asked.spread * parameter[0].numel() ** -0.5)
+        decoder = model.model.decoder
+        positions = decoder.embed_positions.weight[PROMPT_LEN - 1 :][: len(script)]
+        positions += SAYS * decoder.embed_tokens.weight[list(script)]
     model.generation_config = transformers.GenerationConfig(
         **ends,
         decoder_start_token_id=end + 1,
@@ -300,9 +337,11 @@ def make(folder: Path, seed: int, shape: Shape, num_pieces: int, spread: float, 
         tokenizer_object=backend, bos_token=NAMES[0], eos_token=NAMES[0], pad_token=NAMES[0]
     )
     extractor = transformers.WhisperFeatureExtractor()
-    model.to(getattr(torch, dtype))
+    model.to(getattr(torch, asked.dtype))
     for part in (model, tokenizer, extractor):
         part.save_pretrained(folder)
+    # With the weights that are in the file.
+    model.to(getattr(torch, asked.reference or asked.dtype))
     return Made(model, tokenizer, extractor, end)
 
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 # What ends a command of the terminal with one paragraph, and what answers a request (server/errors.py::translated).
-OF_COMMANDS = ("SettingsError", "ModelError")
+OF_COMMANDS = ("SettingsError", "ModelError", "TokenizerError")
 OF_REQUESTS = (
     "ApiError",
     "InvalidParam",
     "MediaError",
     "InvalidGrammar",
-    "TokenizerError",
     "ContextExceeded",
     "BatchRefused",
     "FileNotStored",
@@ -31,6 +30,7 @@ OF_REQUESTS = (
     "AdapterRefused",
     "Finish",
     "ControlReply",
+    "DeviceReply",
     "Abort",
     "BadLine",
 )
@@ -59,14 +59,19 @@ NO_ERRORS = (
     "a stop string was found",
     "stopped; the same command goes on",
     "its memory was needed",
+    "generation is paused",
+    "all engines meet at the same step",
+    "weights or memory are being changed",
 )
+# Functions that have the name of one that makes errors, and make none.
+NO_MAKERS = ("note",)
 GAP = "..."
 NO_CONSTANTS: Mapping[str, ast.expr] = {}
 
 
 class ErrorText(NamedTuple):
     text: str
-    status: int  # of the answer; 0: the class decides
+    statuses: tuple[int, ...]  # of the answer, where they stand beside the text
     module: str  # below weft/, as server/limits
 
 
@@ -95,13 +100,17 @@ def texts(package: Path, roots: tuple[str, ...], others: tuple[str, ...] = ()) -
         own = _returned(source.functions)
         written = anywhere | own
         for one in (text for name in roots for text in own.get(name, []) if " " in text):
-            found.setdefault((source.module, one), ErrorText(one, 0, source.module))
+            found.setdefault((source.module, one), ErrorText(one, (), source.module))
         constants = _constants(source.functions[0].nodes)
+        used_here = _used_here(source, makers, roots)
         for function in source.functions:
-            for one in _of_function(function.nodes, makers, written, constants):
+            for one in _of_function(function.nodes, used_here, written, constants):
                 if one.text in NO_ERRORS:
                     continue
-                found.setdefault((source.module, one.text), one._replace(module=source.module))
+                key = (source.module, one.text)
+                before = found.get(key, one).statuses
+                statuses = tuple(sorted({*before, *one.statuses}))
+                found[key] = ErrorText(one.text, statuses, source.module)
     return list(found.values())
 
 
@@ -169,6 +178,20 @@ def _makers(sources: list[_Source], roots: tuple[str, ...]) -> set[str]:
     return classes | {name for name, kind in returned if kind in classes}
 
 
+def _used_here(source: _Source, makers: set[str], roots: tuple[str, ...]) -> set[str]:
+    """Those of `makers` that make errors in this module: a function of the module has the name of a
+    maker elsewhere, and a private name is that of the module's own function."""
+    own = {function.name for function in source.functions}
+    own_makers = {name for name, _ in source.bases}
+    own_makers |= {name for name, kind in source.returned if kind in makers or name in roots}
+    used: set[str] = set()
+    for name in makers:
+        is_elsewhere = name not in own and not name.startswith("_") and name not in NO_MAKERS
+        if name in roots or name in own_makers or is_elsewhere:
+            used.add(name)
+    return used
+
+
 def _returned(functions: list[_Function]) -> dict[str, list[str]]:
     """By the name of each function of a module, the texts that it returns: others write the whole
     message of an error."""
@@ -197,33 +220,61 @@ def _of_function(
     written: Mapping[str, list[str]],
     constants: Mapping[str, ast.expr],
 ) -> Iterator[ErrorText]:
-    assigned: dict[str, ast.expr] = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            text = _text(node.value, {})
-            if text.replace(GAP, "").strip(" :'"):
-                assigned[node.targets[0].id] = node.value
-    for node in nodes:
-        if not isinstance(node, ast.Call) or _name(node.func) not in makers:
-            continue
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _name(node.func) in makers]
+    variables = _variables(nodes, calls)
+    for node in calls:
         given = [
             *node.args,
             *(one.value for one in node.keywords if one.arg in ("message", "reason")),
         ]
-        candidates = [_text(one, assigned, constants) for one in given]
         for one in given:
             if isinstance(one, ast.Call) and _name(one.func) not in makers:
                 texts_of = [text for text in written.get(_name(one.func), []) if " " in text]
-                yield from (ErrorText(text, 0, "") for text in texts_of)
+                yield from (ErrorText(text, (), "") for text in texts_of)
         # The text has spaces; other arguments are names of fields and numbers.
-        best = max((one for one in candidates if " " in one.strip(". ")), key=len, default="")
-        if best:
-            statuses = [one.value for one in given if isinstance(one, ast.Constant)]
-            statuses += [
-                one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)
-            ]
-            status = next((one for one in statuses if isinstance(one, int) and 400 <= one < 600), 0)
-            yield ErrorText(best, status, "")
+        candidates = [_texts_of(one, variables, constants) for one in given]
+        candidates = [[text for text in one if " " in text.strip(". ")] for one in candidates]
+        best = max(candidates, key=lambda one: max(map(len, one), default=0), default=[])
+        constant = [one.value for one in given if isinstance(one, ast.Constant)]
+        constant += [
+            one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)
+        ]
+        statuses = tuple(one for one in constant if isinstance(one, int) and 400 <= one < 600)
+        yield from (ErrorText(text, statuses[:1], "") for text in best)
+
+
+def _variables(nodes: list[ast.AST], calls: list[ast.Call]) -> dict[ast.Name, list[ast.expr]]:
+    """What each variable in the arguments of `calls` may be: all that was assigned to it since the
+    call before that took it. Texts only."""
+    assigned: dict[str, list[tuple[int, ast.expr]]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            text = _text(node.value, {})
+            if text.replace(GAP, "").strip(" :'"):
+                assigned.setdefault(node.targets[0].id, []).append((node.lineno, node.value))
+    found: dict[ast.Name, list[ast.expr]] = {}
+    last_use: dict[str, int] = {}
+    for call in sorted(calls, key=lambda call: call.lineno):
+        for one in ast.walk(call):
+            if isinstance(one, ast.Name) and one.id in assigned:
+                before = [pair for pair in assigned[one.id] if pair[0] < call.lineno]
+                since = [pair for pair in before if pair[0] > last_use.get(one.id, 0)]
+                found[one] = [value for _, value in since or before[-1:]]
+        for name in {one.id for one in ast.walk(call) if isinstance(one, ast.Name)}:
+            last_use[name] = call.lineno
+    return found
+
+
+def _texts_of(
+    node: ast.expr,
+    variables: Mapping[ast.Name, list[ast.expr]],
+    constants: Mapping[str, ast.expr],
+) -> list[str]:
+    """The texts that an argument may be; empty if it is none."""
+    if isinstance(node, ast.Name):
+        return [_text(value, {}, constants) for value in variables.get(node, [])]
+    last = {one.id: values[-1] for one, values in variables.items() if values}
+    return [_text(node, last, constants)]
 
 
 def _name(node: ast.expr) -> str:
@@ -316,7 +367,7 @@ GROUPS_OF_COMMANDS = (
     ),
     Group(
         "Adapters",
-        "[Adapters](../guides/adapters.md) says which files are read; the model goes on without the adapter.",
+        "[Adapters](../guides/adapters.md) says which files are read. An adapter of `--lora-paths` that cannot be loaded keeps the server from starting; later a server goes on without the adapter, and answers with the text.",
         ("executor/lora", "engine/adapters"),
     ),
     Group(
@@ -333,12 +384,12 @@ GROUPS_OF_COMMANDS = (
     ),
     Group(
         "Starting a server",
-        "[Troubleshooting](../guides/troubleshooting.md) has the frequent ones: ports, files, keys, several models.",
+        "[Troubleshooting](../guides/troubleshooting.md) has the frequent ones.",
         ("launch/", "observe/", "kv_events/", "server/"),
     ),
     Group(
         "Commands of the terminal",
-        "`weft COMMAND --help` says what a command takes; commands to a running server need its address (`--url`) and perhaps its key.",
+        "`weft COMMAND --help` says what a command takes.",
         ("cli/", "bench/", "sim/", "batches/", "llm", "client/prompt_reader"),
     ),
 )
@@ -380,7 +431,6 @@ GROUPS_OF_REQUESTS = (
             "server/several",
             "server/ollama",
             "relay/",
-            "weights/",
         ),
     ),
     Group(
@@ -390,7 +440,7 @@ GROUPS_OF_REQUESTS = (
     ),
     Group(
         "Fields of a request",
-        "`param` names the field, in answers of OpenAI's form. [Fields of requests](../guides/api-fields.md) says what each takes.",
+        "`param` names the field if it is known, in answers of OpenAI's form. [Fields of requests](../guides/api-fields.md) says what each takes.",
         (
             "server/",
             "server/fields",
@@ -406,14 +456,13 @@ GROUPS_OF_REQUESTS = (
     ),
     Group(
         "Messages, tools and chat templates",
-        "[Tool calls](../guides/tools.md) and [the APIs](../guides/apis.md) say what is read; the path in the error is that of the client's own body.",
+        "[Tool calls](../guides/tools.md) and [the APIs](../guides/apis.md) say what is read.",
         (
             "server/chat",
             "server/openai",
             "server/anthropic",
             "text/templates",
             "text/tokenizer",
-            "text/gguf_tokenizer",
         ),
     ),
     Group(
@@ -439,14 +488,14 @@ GROUPS_OF_REQUESTS = (
     Group(
         "Administration",
         "[Control requests](../guides/control.md) says what each route takes, and which key it needs.",
-        ("server/admin", "assemble/", "engine/", "executor/", "cli/"),
+        ("server/admin", "assemble/", "engine/", "executor/", "plan/", "cli/"),
     ),
 )
 
 GROUPS_OF_ENDS = (
     Group(
         "The engine",
-        "The log has it as the `reason` of `engine_hangs` or `engine_lost`; answers with 503 have it, an end behind `the engine has stopped:`, or `engine 0 has stopped:` with `--dp-size`. [Health](../guides/observability.md#health-and-an-engine-that-hangs) says what follows.",
+        "The log has it as the `reason` of `engine_hangs` or `engine_lost`; answers with 503 have it, an end behind `the engine has stopped:`, or `engine N has stopped:` with `--dp-size`. [Health](../guides/observability.md#health-and-an-engine-that-hangs) says what follows.",
         ("client/", "engine/", "launch/"),
     ),
     Group(
@@ -472,12 +521,14 @@ def page(package: Path) -> Iterator[str]:
         "<!-- Written by docs/generate/references.py: change the code, not this page. -->",
         "",
     ]
-    yield "The texts with which commands end and requests are answered, as the sources have them; of some, only a part. `...` is what is put"
-    yield "in: a name, a value, what is allowed. Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
+    yield "Texts with which commands end and requests are answered, as a program finds them in the sources: of some only a part, and not those that"
+    yield "libraries write. `...` is what is put in: a name, a value, what is allowed. A status is given where the source has it"
+    yield "beside the text. Some of those that end a command also answer a request that does the same: an adapter, new weights, a pull."
+    yield "Search for a few words of your error. [Troubleshooting](../guides/troubleshooting.md) explains the frequent ones."
     known: tuple[str, ...] = ()
     for title, roots, groups in (
         ("Errors that end a command", OF_COMMANDS, GROUPS_OF_COMMANDS),
-        ("Errors that answer a request", OF_REQUESTS, GROUPS_OF_REQUESTS),
+        ("Errors that answer or end a request", OF_REQUESTS, GROUPS_OF_REQUESTS),
         ("Why an engine or a server has ended", OF_ENDS, GROUPS_OF_ENDS),
         ("What errors put in", OF_PARTS, GROUPS_OF_PARTS),
     ):
@@ -491,7 +542,8 @@ def page(package: Path) -> Iterator[str]:
             yield from ["", f"### {group.title}", "", group.helps, ""]
             yield from ["| error | where it is made |", "|---|---|"]
             for error in errors:
-                status = f", status {error.status}" if error.status else ""
+                statuses = " or ".join(map(str, error.statuses))
+                status = f", status {statuses}" if statuses else ""
                 yield f"| {_cell(error.text)} | `{error.module}`{status} |"
 
 

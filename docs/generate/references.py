@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import inspect
 import io
 import json
@@ -36,6 +37,9 @@ from weft.config.several import ModelsConfig  # noqa: E402
 from weft.server.app import OPERATIONS  # noqa: E402
 from weft.server.openapi import openapi_document  # noqa: E402
 
+# The trees of all sources stay until the end: the collector would walk through them again and again.
+gc.disable()
+
 PAGES = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by docs/generate/references.py: change the code, not this page. -->"
 VERBS_WITH_TABLES = {"serve"}
@@ -48,6 +52,7 @@ def page_of_command_line() -> Iterator[str]:
     yield from ["| command | what it does |", "|---|---|"]
     for verb, (_, about) in command_line.VERBS.items():
         yield f"| `weft {verb}` | {about} |"
+    yield from ["", "`weft help` lists topics, and `weft help TOPIC` explains one."]
     yield from ["", "## weft serve", ""]
     yield "`weft serve [MODEL ...] [options]`. Each option is also an environment variable and a key of the TOML file that"
     yield "`--config FILE` names: `--kv-tokens 4096`, `WEFT_KV_TOKENS=4096`, `kv_tokens = 4096`. The command line has"
@@ -111,12 +116,14 @@ def page_of_http() -> Iterator[str]:
     document = openapi_document(OPERATIONS, weft.__version__, Limits())
     schemas = document["components"]["schemas"]
     yield from ["# HTTP", "", NOTE, ""]
-    yield "A running server describes the same for programs at `/openapi.json`, and the answers of some routes."
+    yield "A running server describes the same for programs at `/openapi.json`, with its own limits and the answers of some"
+    yield "routes, and lists the routes at `/docs`."
     yield "[The guide to the APIs](../guides/apis.md) explains the fields, and the differences between APIs."
     yield ""
     yield "The greatest values are those of the default [limits](limits.md), which also bound lengths and counts. What the"
-    yield "model, an option of the server or another field rules out is refused too, by name. The default `null` is a field"
-    yield "that is not given."
+    yield "route, the model, an option of the server or another field rules out is refused, too. The default `null` is a field"
+    yield "that is left out. Some fields are there only to be refused by name. `/v1/files`, `/v1/audio/transcriptions` and `/v1/audio/translations` take forms with a file:"
+    yield "[batches](../guides/batches.md), [speech](../guides/speech.md)."
     yield from ["", "| route | what it does | body |", "|---|---|---|"]
     bodies: dict[str, Any] = {}
     for path, methods in document["paths"].items():
@@ -186,10 +193,10 @@ def _kinds_of(schema: dict[str, Any]) -> list[str]:
 def _range_of(schema: dict[str, Any]) -> str:
     """The range of a number in words; "" if it has none."""
     numbers = {
-        key: f"{value:,.15g}" for key, value in schema.items() if type(value) in (int, float)
+        key: f"{int(value):,}" if value == int(value) else f"{value:g}"
+        for key, value in schema.items()
+        if type(value) in (int, float)
     }
-    if schema.get("type") == "integer":
-        numbers = {key: f"{schema[key]:,}" for key in numbers}
     high = numbers.get("maximum")
     if "exclusiveMinimum" in numbers:
         return f", above {numbers['exclusiveMinimum']}, at most {high}"
@@ -202,7 +209,7 @@ def _range_of(schema: dict[str, Any]) -> str:
 def page_of_python() -> Iterator[str]:
     """The names of `weft`, with their signatures and docstrings."""
     yield from ["# Python", "", NOTE, ""]
-    yield "`from weft import LLM, SamplingParams`: the same scheduler, runner and tokenizer as the server's, in one process."
+    yield "`from weft import LLM, SamplingParams`: the same scheduler, runner and tokenizer as the server's, without a server."
     for name in weft.__all__:
         thing = getattr(weft, name)
         if not inspect.isclass(thing):

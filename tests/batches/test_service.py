@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft.batches.files import BatchRefused
+from weft.batches.files import BatchRefused, StoredFiles
 from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import RouteAnswer
 from weft.batches.line_file import LineFile
@@ -329,6 +332,18 @@ def test_a_kill_while_files_of_results_are_made_loses_nothing(tmp_path: Path) ->
         close(again)
 
     asyncio.run(run())
+
+
+def test_a_file_is_on_the_disk_before_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.fstat(handle).st_ino))
+    state = StateStore(tmp_path)
+    files = StoredFiles(Limits(), state, time.time)
+    stored = asyncio.run(files.store(BytesIO(b"a line\n"), "alice", "a.jsonl", "batch"))
+    state.close()
+    assert flushed == [files.path_of(stored.id).stat().st_ino]
 
 
 def test_files_and_batches_belong_to_their_key_and_have_limits() -> None:

@@ -95,6 +95,9 @@ def test_the_file_of_settings_is_one_for_serve(answered: Answered) -> None:
         (["--compare", "quantise=int8"], "did you mean quantize"),
         (["--compare", "quantize=none,int8"], "leave out --cost"),
         (["--prompt", "long"], "--prompt is 'long'"),
+        (["--prompt", "5000"], "not one request of this traffic can be served: 1,024 tokens"),
+        (["--max-running-requests", "0"], "max_running_requests is 0"),
+        (["--users", "1000000"], "0 to 4,096 is expected"),
         (["--plot", "curve.txt"], "ends in .svg"),
         (["--trace", "nowhere.journal"], "cannot read the trace"),
     ],
@@ -102,6 +105,13 @@ def test_the_file_of_settings_is_one_for_serve(answered: Answered) -> None:
 def test_what_cannot_be_planned_is_refused_in_a_line(cost, argv, message) -> None:
     with pytest.raises(SettingsError, match=message):
         plan(words(cost, *argv))
+
+
+def test_a_trace_without_limits_fits_a_short_context(cost, tmp_path, capsys) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("Timestamp,Model,Request tokens,Response tokens\n9,a,40,8\n5,a,30,4\n")
+    assert plan(words(cost, "--trace", str(trace), "--slo-ttft", "0", "--slo-itl", "0")) == 0
+    assert "x the recorded rate (" in capsys.readouterr().out
 
 
 def test_an_option_that_is_given_is_not_compared() -> None:

@@ -81,6 +81,8 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         "def work(name: str) -> None:\n"
         '    message = f"no {name} is there"\n'
         "    raise ApiError(404, message, param=name)\n"
+        '    message = "it is too long"\n'
+        "    raise ApiError(413, message)\n"
         "def explain_exit(status: int) -> str:\n"
         '    return f"it ended with {status}"\n',
         "utf-8",
@@ -91,11 +93,14 @@ def test_texts_are_found_in_every_form(errors: ModuleType, tmp_path: Path) -> No
         "port ... is taken",
         "... is wrong here",
     ]
-    assert errors.texts(tmp_path, errors.OF_REQUESTS) == [("no ... is there", 404, "part")]
-    assert errors.texts(tmp_path, errors.OF_ENDS) == [("it ended with ...", 0, "part")]
+    assert errors.texts(tmp_path, errors.OF_REQUESTS) == [
+        ("no ... is there", (404,), "part"),
+        ("it is too long", (413,), "part"),
+    ]
+    assert errors.texts(tmp_path, errors.OF_ENDS) == [("it ended with ...", (), "part")]
 
 
 def test_a_module_without_a_group_is_named(errors: ModuleType) -> None:
-    lost = errors.ErrorText("it is lost", 0, "nowhere/part")
+    lost = errors.ErrorText("it is lost", (), "nowhere/part")
     with pytest.raises(ValueError, match="nowhere/part is in no group"):
         errors._group_of(lost, errors.GROUPS_OF_COMMANDS)

@@ -47,5 +47,5 @@ def test_the_soak_run_notices_a_planted_fault(plant: str) -> None:
 
 def test_every_plant_tells_by_what_the_run_does() -> None:
     assert PLANTED.keys() == PLANTS.keys()
-    for _, who, _ in PLANTED.values():
-        assert any(who in phase.mix for phase in PHASES)
+    for plant in PLANTED.values():
+        assert any(plant.who in phase.mix for phase in PHASES)

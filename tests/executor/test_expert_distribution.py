@@ -61,7 +61,8 @@ def chosen_by_transformers(checkpoint: Checkpoint, layer: int, tokens: list[int]
         outputs.append(output[2])
 
     hook = checkpoint.model.model.layers[layer].mlp.gate.register_forward_hook(keep)
-    checkpoint.logits(tokens)
+    with torch.inference_mode():
+        checkpoint.model(input_ids=torch.tensor([tokens]))
     hook.remove()
     return outputs[0].view(len(tokens), NUM_CHOSEN)
 

@@ -407,6 +407,19 @@ def test_a_file_without_a_tensor_is_refused(tmp_path: Path, kind: str) -> None:
             described(decoder, mmproj=str(decoder.with_name("mmproj-tiny-F16.gguf")))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_that_is_not_finite_is_refused(tmp_path: Path, kind: str) -> None:
+    checkpoint = made(kind, tmp_path / "checkpoint")
+    tensors = encoder_tensors(halves_of(checkpoint.folder), kind)
+    name = max(tensors, key=lambda each: len(tensors[each].data))
+    stored_well = tensors[name]
+    # In all kinds of floats: all bits of the exponent are set.
+    tensors[name] = stored_well._replace(data=stored_well.data[:-4] + b"\0\0\x80\x7f")
+    folder = described(write_both(kind, checkpoint, tmp_path / "files", tensors))
+    with pytest.raises(ModelError, match=r"mmproj-tiny-F16\.gguf: \S+ has values that are not fin"):
+        halves_of(folder)
+
+
 def test_patches_that_are_no_squares_are_refused(tmp_path: Path) -> None:
     checkpoint = made("gemma4", tmp_path / "checkpoint")
     tensors = encoder_tensors(halves_of(checkpoint.folder), "gemma4")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,23 @@ def test_everything_that_does_not_fit_is_named_in_one_error(tmp_path):
 def test_long_lists_of_names_are_cut(tmp_path):
     save_file({"model.norm.weight": torch.ones(16)}, tmp_path / "model.safetensors")
     with pytest.raises(BadCheckpoint, match=r"\d+ missing: (\S+, ){5}\.\.\.\)"):
+        load(tmp_path)
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", [UP, "model.norm.weight"])
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_with_a_value_that_is_not_finite_is_named(tmp_path, name, value, dtype):
+    tensors = {each: values.to(dtype) for each, values in checkpoint().items()}
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        BadCheckpoint, match=rf"model\.safetensors: {name} has values that are not f"
+    ):
         load(tmp_path)
 
 

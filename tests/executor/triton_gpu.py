@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from tests.executor.fake_gpu import FakeGpu
+from tests.ops_triton.interpreter import is_recent, make_quick
 from weft.executor.gpu import build
+
+if is_recent():
+    make_quick()
 
 
 class Again:

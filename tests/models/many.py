@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -530,8 +531,13 @@ class Checkpoint(NamedTuple):
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """Logits after each of the tokens: [T, VOCAB]."""
-        with torch.inference_mode():
-            return self.model(input_ids=torch.tensor([tokens])).logits[0].float()
+        return _logits(self.model, tuple(tokens))
+
+
+@lru_cache(maxsize=64)  # what is asked of one kind of kernels is then asked of the other
+@torch.inference_mode()
+def _logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    return model(input_ids=torch.tensor([tokens])).logits[0].float()
 
 
 def make_checkpoint(name: str, folder: Path) -> Checkpoint:

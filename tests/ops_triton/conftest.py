@@ -3,10 +3,9 @@ imports a kernel."""
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import version
+from tests.ops_triton.interpreter import is_recent, make_quick
 
-# There is no Triton elsewhere, and the interpreter of an older one, which a torch for CUDA may
-# bring, lacks numpy 2.4.
-if sys.platform != "linux" or tuple(map(int, version("triton").split(".")[:2])) < (3, 9):
+if is_recent():
+    make_quick()
+else:
     collect_ignore_glob = ["test_*.py"]

@@ -556,19 +556,22 @@ def test_pictures_and_sounds_are_sent_to_a_model_that_takes_them(
     quick: RunningServer, look: Look, tmp_path: Path
 ) -> None:
     page = opened(look, quick)
-    takes(page, ["image", "audio"])
+    takes(page, ["image", "audio", "video"])
     picture = tmp_path / "dot.png"
     picture.write_bytes(DOT)
     sound = tmp_path / "beep.wav"
     sound.write_bytes(b"RIFF")
-    page.page.set_input_files("#files", [picture, sound])
-    page.see("#shots .chip", "beep.wav")
+    video = tmp_path / "film.mp4"
+    video.write_bytes(b"ftyp")
+    page.page.set_input_files("#files", [picture, sound, video])
+    page.see("#shots .chip", "film.mp4")
     page.see("#shots img")
     asked = answered(page, "what is it?", "a dot")[0]
     parts = asked["messages"][0]["content"]
-    assert [part["type"] for part in parts] == ["image_url", "input_audio", "text"]
+    assert [part["type"] for part in parts] == ["image_url", "input_audio", "video_url", "text"]
     assert parts[0]["image_url"]["url"].startswith("data:image/png;base64,")
     assert parts[1]["input_audio"] == {"data": "UklGRg==", "format": "wav"}
+    assert parts[2]["video_url"] == {"url": "data:video/mp4;base64,ZnR5cA=="}
 
 
 DOT = bytes.fromhex(

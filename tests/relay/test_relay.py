@@ -364,7 +364,7 @@ def test_requests_of_a_session_and_what_is_kept_of_a_key_go_to_one_worker(
     assert sorted(new - old for new, old in zip(after, before, strict=True)) == [0, 0, 5]
 
 
-def test_a_request_on_a_kept_connection_that_was_closed_is_sent_again() -> None:
+def test_a_kept_connection_that_was_closed_is_not_used() -> None:
     worker = ScriptedServer()
     with ExitStack() as stack:
         first = Serving(worker)
@@ -375,6 +375,18 @@ def test_a_request_on_a_kept_connection_that_was_closed_is_sent_again() -> None:
         stack.callback(again.stop)
         assert stage.is_up("worker", 1)
         assert httpx.post(stage.url + "/generate", json=BODY).status_code == 200
+    assert len(worker.bodies) == 2
+
+
+def test_a_request_that_a_server_drops_on_a_kept_connection_is_not_sent_again() -> None:
+    worker = ScriptedServer()
+    with ExitStack() as stack:
+        first = Serving(worker)
+        stack.callback(first.stop)
+        stage = stack.enter_context(staged(worker=[first]))
+        assert httpx.post(stage.url + "/generate", json=BODY).status_code == 200
+        worker.pieces = [None]
+        assert httpx.post(stage.url + "/generate", json=BODY).status_code == 502
     assert len(worker.bodies) == 2
 
 

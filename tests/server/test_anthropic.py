@@ -13,6 +13,8 @@ from tests.server.fake import HANG_S, MODEL, RunningServer, as_bytes, running
 from tests.server.scripted import CALL, OSLO, THOUGHT, WEATHER, record_prompts, say
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
+from weft.server.anthropic.models import CountRequest, OutputConfig
+from weft.server.anthropic.translate import chat_request
 from weft.server.chat.sealed import Opener
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -152,6 +154,11 @@ def test_stop_sequence_and_length_are_reported(
 def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     count = client.messages.count_tokens(model=MODEL, messages=HI, system="abc", tools=TOOLS)
     assert count.input_tokens == len("?system\nabc?\n?user\nHi?\n?assistant\n")
+
+
+def test_the_effort_is_a_part_of_the_counted_prompt() -> None:
+    body = CountRequest(messages=[], output_config=OutputConfig(effort="low"))
+    assert chat_request(body).reasoning_effort == "low"
 
 
 def test_errors_have_the_form_and_classes_of_the_sdk(

@@ -126,6 +126,9 @@ def test_errors_are_one_text(http: httpx.Client) -> None:
     assert "does not exist" in answer.json()["error"]
     image = {"role": "user", "content": "x", "images": ["aGk="]}
     assert http.post("/api/chat", json={"messages": [image]}).status_code == 400
+    nothing = http.post("/api/chat", json={"messages": HI, "options": {"num_predict": 0}})
+    assert nothing.status_code == 400
+    assert nothing.json()["error"].startswith("num_predict is 0")
 
 
 def test_the_tokenizer_tells_its_special_tokens(http: httpx.Client) -> None:

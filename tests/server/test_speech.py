@@ -179,6 +179,15 @@ def test_a_stream_has_the_text_of_the_whole_answer(spoken: Spoken, length: int) 
     assert done["usage"] == {"type": "duration", "seconds": length / RATE}
 
 
+def test_the_time_of_a_window_begins_when_it_is_asked_for(spoken: Spoken) -> None:
+    fronts = spoken.server.client.fronts
+    before = set(fronts)
+    spoken.ask(speaking.sound(70_000), language="en", temperature="0", response_format="srt")
+    arrivals = [front.arrived_s for id, front in fronts.items() if id not in before]
+    assert len(arrivals) > 1
+    assert len(set(arrivals)) == len(arrivals)
+
+
 def test_the_language_is_the_one_that_transformers_detects(spoken: Spoken) -> None:
     names = {"en": "english", "de": "german", "fr": "french"}
     for seed in range(4):

@@ -12,6 +12,7 @@ import pytest
 from weft.engine.engine import Engine
 from weft.scheduler.pace.step_cost import CostModel
 from weft.scheduler.settings import SchedulerSettings
+from weft.sim.cluster import simulate_cluster
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.curve import StepCurve
 from weft.sim.leap import EngineLeaps
@@ -40,6 +41,10 @@ def world(seed: int) -> World:
     def one(*values: Any) -> Any:
         return values[int(rng.integers(len(values)))]
 
+    # Nothing is made at once in steps of limited length, with drafts, or beside a background.
+    def often_else(usual: Any, seldom: Any) -> Any:
+        return one(*[usual] * 9, seldom)
+
     settings = SchedulerSettings(
         num_pages=one(30, 80, 400),
         page_size=one(1, 4, 16),
@@ -51,10 +56,10 @@ def world(seed: int) -> World:
         mixed_chunk=one(True, False),
         schedule_policy=one("fcfs", "lpm", "fair", "hrrn", "priority"),
         max_slowdown=one(-1.0, 1.2, 2.0),
-        max_step_ms=one(0.0, 0.0, 0.0, 30.0),
+        max_step_ms=often_else(0.0, 30.0),
         schedule_conservativeness=one(0.2, 1.0),
         aging_s=one(0.0, 0.5),
-        speculative=one("off", "off", "off", "ngram"),
+        speculative=often_else("off", "ngram"),
         prefix_cache=one(True, True, False),
         max_queue_s=one(0.0, 0.0, 2.0),
         max_run_s=one(0.0, 0.0, 3.0),
@@ -74,6 +79,7 @@ def world(seed: int) -> World:
         tenants=one(1, 3),
         traffic_seed=seed,
     )
+    has_background = often_else(False, True)
     arrivals = []
     for arrival in synthetic(traffic):
         output = rng.integers(2, 400, arrival.output_len).astype(np.int32).tobytes()
@@ -82,7 +88,7 @@ def world(seed: int) -> World:
             "timeout_ms": one(0, 0, 0, 900),
             "ignore_eos": one(False, False, True),
             "priority": int(rng.integers(3)),
-            "background": one(False, False, True),
+            "background": has_background and one(False, False, True),
             "output": one(b"", output),
         }
         arrivals.append(arrival._replace(**change))
@@ -146,10 +152,34 @@ def test_a_random_world_is_the_same_with_leaps_bit_for_bit(seed: int) -> None:
     check(seed)
 
 
+def cluster_figures(seed: int, *, leaps: bool) -> list[Any]:
+    one = world(seed)
+    # After the first background request nothing is made at once.
+    arrivals = [arrival._replace(background=False) for arrival in one.arrivals]
+    record = simulate_cluster(
+        one.settings,
+        one.cost,
+        arrivals,
+        num_replicas=3,
+        method="cache_aware",
+        overlap=False,
+        leaps=leaps,
+    )
+    figures = [getattr(record, name).tolist() for name in COLUMNS]
+    gaps = [record.gaps.percentile(percent) for percent in (1, 50, 99, 100)]
+    return [str(figures), str(gaps), record.machine.busiest, vars(record.machine.meter)]
+
+
+@pytest.mark.parametrize("seed", range(NUM_WORLDS))
+def test_several_engines_do_the_same_with_leaps(seed: int) -> None:
+    assert cluster_figures(seed, leaps=True) == cluster_figures(seed, leaps=False)
+
+
 @pytest.mark.slow
 def test_a_thousand_random_worlds_are_the_same_with_leaps() -> None:
     for seed in range(NUM_WORLDS, MORE_WORLDS):
         check(seed)
+        assert cluster_figures(seed, leaps=True) == cluster_figures(seed, leaps=False)
 
 
 def test_a_long_output_takes_few_steps_of_the_engine() -> None:

@@ -57,7 +57,11 @@ def test_lengths_follow_their_distribution(text: str, low: int, high: int, mean:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "0", "uniform:3", "uniform:9:3", "lognormal", "normal:3", "lognormal:1:2:3"]
+    "text",
+    [
+        *("", "x", "0", "1e12", "nan", "uniform:3", "uniform:9:3", "uniform:1:inf", "normal:3"),
+        *("lognormal", "lognormal:1:2:3", "lognormal:1:nan", "lognormal:1:99"),
+    ],
 )
 def test_unreadable_length_names_its_option(text: str) -> None:
     with pytest.raises(SettingsError, match="--output-len"):

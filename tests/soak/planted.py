@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from tests.soak import behaviour
 from tests.soak.behaviour import Behaviour
@@ -11,24 +12,33 @@ from tests.soak.phases import Phase
 
 SECONDS = 1.0  # of arrivals
 
-# plant -> every how many calls it does wrong; of the behaviours of the run that which tells, and
-# how often it comes
-PLANTED: dict[str, tuple[int, Behaviour, float]] = {
-    "piece_behind_the_next": (20, behaviour.ask, 8),
-    "tokens_exchanged": (50, behaviour.ask, 8),
-    "pages_exchanged": (4, behaviour.greedy, 8),
-    "token_changed_by_retraction": (1, behaviour.ask_for_much, 10),
-    "token_lost_by_retraction": (1, behaviour.ask_for_much, 10),
-    "leaving_not_told": (2, behaviour.leave_for_good, 2),
-    "salt_ignored": (2, behaviour.salted, 4),
-    "page_leaked": (400, behaviour.ask, 8),
+
+class Planted(NamedTuple):
+    """How a plant does wrong, and what tells."""
+
+    every: int  # every how many calls it does wrong
+    who: Behaviour  # of the behaviours of the run that which tells
+    rate: float  # how often it comes
+    told: str  # what a fault of the run says of it: anything else is a fault of the plant
+
+
+PLANTED = {
+    "piece_behind_the_next": Planted(20, behaviour.ask, 8, " said "),
+    "tokens_exchanged": Planted(50, behaviour.ask, 8, " said "),
+    "pages_exchanged": Planted(4, behaviour.greedy, 8, "greedy text"),
+    "token_changed_by_retraction": Planted(1, behaviour.ask_for_much, 10, " said "),
+    "token_lost_by_retraction": Planted(1, behaviour.ask_for_much, 10, " said "),
+    "leaving_not_told": Planted(2, behaviour.leave_for_good, 2, "generated to its end"),
+    "salt_ignored": Planted(2, behaviour.salted, 4, "another salt's prompt"),
+    "page_leaked": Planted(400, behaviour.ask, 8, "audit after"),
 }
 
 
 def is_noticed(plant: str) -> bool:
-    every, who, rate = PLANTED[plant]
+    every, who, rate, told = PLANTED[plant]
     phase = Phase(plant, {who: 1.0}, rate, frozenset({"503"}))
-    return bool(asyncio.run(soak_planted(plant, every, phase, seconds=SECONDS)).num_faults)
+    report = asyncio.run(soak_planted(plant, every, phase, seconds=SECONDS))
+    return any(told in fault for fault in report.faults)
 
 
 def try_all() -> list[str]:

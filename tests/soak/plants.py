@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from weft.cli.main import main as weft
 from weft.client.client import EngineClient
+from weft.client.deliveries import TokenDeliveries
 from weft.client.generation import Delta, Generation
 from weft.launch import engine_process, start_worker
 from weft.memory.allocator import PageAllocator
@@ -87,11 +89,11 @@ def token_changed_by_retraction(every: Every) -> None:
     """The last token of a request that is retracted becomes another."""
     take_back = Scheduler.retract
 
-    def taken(self: Scheduler, request: Any, *why: str) -> None:
+    def taken(self: Scheduler, request: Any, **why: str) -> None:
         known = int(self.kv.columns.known_len[request.row])
         if known > request.spec.prompt_len and every():
             self.kv.columns.tokens[request.row, known - 1] ^= 1
-        take_back(self, request, *why)
+        take_back(self, request, **why)
 
     Scheduler.retract = taken  # type: ignore[method-assign]
 
@@ -100,41 +102,39 @@ def token_lost_by_retraction(every: Every) -> None:
     """The last token of a request that is retracted is forgotten, and generated again."""
     take_back = Scheduler.retract
 
-    def taken(self: Scheduler, request: Any, *why: str) -> None:
+    def taken(self: Scheduler, request: Any, **why: str) -> None:
         if self.kv.columns.known_len[request.row] > request.spec.prompt_len and every():
             self.kv.columns.known_len[request.row] -= 1
-        take_back(self, request, *why)
+        take_back(self, request, **why)
 
     Scheduler.retract = taken  # type: ignore[method-assign]
 
 
 def leaving_not_told(every: Every) -> None:
     """The engine is not told that a client has left."""
-    close = EngineClient._close
+    close = TokenDeliveries.close
 
-    def left(self: EngineClient, generation: Generation) -> None:
-        is_open = any(
-            completion.spec.request.id in self._open.by_id for completion in generation.completions
-        )
+    def left(self: TokenDeliveries, generation: Generation) -> None:
+        is_open = any(completion.end is None for completion in generation.completions)
         if not is_open or not every():
             close(self, generation)
             return
-        send = self._send
-        self._send = lambda message: None
+        send = self.send
+        self.send = lambda message: None
         close(self, generation)
-        self._send = send
+        self.send = send
 
-    EngineClient._close = left  # type: ignore[method-assign]
+    TokenDeliveries.close = left  # type: ignore[method-assign]
 
 
 def salt_ignored(every: Every) -> None:
     """A request's salt is dropped."""
     submit = EngineClient.submit
 
-    def submitted(self: EngineClient, prompts: Any, **options: Any) -> Generation:
+    def submitted(self: EngineClient, prompts: Any, *more: Any, **options: Any) -> Generation:
         if any(prompt.cache_salt for prompt in prompts) and every():
-            prompts = [dataclasses.replace(prompt, cache_salt="") for prompt in prompts]
-        return submit(self, prompts, **options)
+            prompts = [msgspec.structs.replace(prompt, cache_salt="") for prompt in prompts]
+        return submit(self, prompts, *more, **options)
 
     EngineClient.submit = submitted  # type: ignore[method-assign]
 

@@ -63,7 +63,7 @@ def hostile_pictures() -> dict[str, str]:
     webp = io.BytesIO()
     Image.new("RGB", (6_000, 6_000)).save(webp, "WEBP", lossless=True)
     return {
-        "36,000,000 x 1": _url(png_of_size(36_000_000, 1, bytes(36_000_001)), "png"),
+        "36,000,000 x 1": _url(png_of_size(36_000_000, 1, 36_000_001), "png"),
         "5,000 scans": _url(scanned(5_000), "jpeg"),
         "webp of 6,000 x 6,000": _url(webp.getvalue(), "webp"),
     }

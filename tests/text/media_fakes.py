@@ -174,10 +174,19 @@ def png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png_of_size(width: int, height: int, data: bytes = b"") -> bytes:
-    """A head that says so, and hardly anything behind it."""
+def packed_zeros(num_zeros: int) -> bytes:
+    """So many zeros as zlib packs them: a million are packed once, and repeated."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    million = packer.compress(bytes(10**6)) + packer.flush(zlib.Z_FULL_FLUSH)
+    rest = packer.compress(bytes(num_zeros % 10**6)) + packer.flush()
+    adler = (num_zeros % 65_521 << 16) + 1  # the sum of what is packed
+    return b"\x78\x9c" + million * (num_zeros // 10**6) + rest + adler.to_bytes(4, "big")
+
+
+def png_of_size(width: int, height: int, num_zeros: int = 0) -> bytes:
+    """A head that says so, and so many bytes of black behind it."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = png_chunk(b"IDAT", zlib.compress(data)) + png_chunk(b"IEND", b"")
+    body = png_chunk(b"IDAT", packed_zeros(num_zeros)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + body
 
 

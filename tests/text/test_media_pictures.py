@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from tests.text.media_fakes import animation, picture, png_chunk, png_of_size, saved
+from tests.text.media_fakes import animation, packed_zeros, picture, png_chunk, png_of_size, saved
 from tests.text.picture_headers import bmp_of_size, gif_of_size, jpeg_of_size, webp_of_size
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.limits import MediaLimits
@@ -127,7 +127,7 @@ def cut(format: str) -> bytes:
     [
         *map(cut, ["PNG", "JPEG", "WEBP", "GIF", "BMP"]),
         png_of_size(900, 900),
-        png_of_size(100, 100, bytes(10)),
+        png_of_size(100, 100, 10),
         jpeg_of_size(900, 900)[:300],
         bmp_of_size(900, 900),
         webp_of_size(700, 700),
@@ -152,10 +152,8 @@ def test_data_that_no_decoder_asks_for_does_no_harm() -> None:
 
 
 def test_a_compressed_text_that_grows_is_not_unpacked() -> None:
-    import zlib
-
     plain = saved(picture())
-    bomb = b"a\0\0" + zlib.compress(bytes(50_000_000))
+    bomb = b"a\0\0" + packed_zeros(50_000_000)
     data = plain[:33] + png_chunk(b"zTXt", bomb) + plain[33:]
     with pytest.raises(MediaError):
         decoded(data)

@@ -97,6 +97,23 @@ def test_a_sound_of_unknown_length_ends_with_its_file() -> None:
         assert len(decode_sound(raw, RATE)) == len(TONE)
 
 
+@pytest.mark.parametrize("length", [0, 2**36 - 1])
+def test_a_flac_file_is_read_to_its_end_whatever_length_it_states(length: int) -> None:
+    raw = bytearray(by_soundfile(TONE, RATE, "FLAC"))
+    # Its head states the number of frames in 36 bits. 0: the writer did not know it.
+    raw[21] = raw[21] & 0xF0 | length >> 32
+    raw[22:26] = struct.pack(">I", length % 2**32)
+    assert len(decode_sound(bytes(raw), RATE)) == len(TONE)
+
+
+def test_a_file_is_never_sought(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seek(*_: Any) -> int:
+        raise AssertionError("the decoder of Opus takes longer to seek than to decode")
+
+    monkeypatch.setattr(soundfile.SoundFile, "seek", seek)
+    assert len(decode_sound(by_soundfile(TONE, RATE, "OGG", "OPUS"), RATE)) == len(TONE)
+
+
 def test_another_rate_is_resampled() -> None:
     tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(11_025) / 44_100)
     samples = decode_sound(wav_bytes(pcm16(tone), rate=44_100), RATE)
@@ -104,6 +121,8 @@ def test_another_rate_is_resampled() -> None:
     np.testing.assert_allclose(samples[100:-100], TONE[100:-100], atol=1e-4)
 
 
+MP3 = by_soundfile(np.tile(TONE, 8), RATE, "MP3")
+NOISY_MP3 = MP3[:500] + np.random.default_rng(0).bytes(3_000) + MP3[500:]
 HOSTILE = {
     "nothing": (b"", "no known format"),
     "text": (b"<svg></svg>", "no known format"),
@@ -132,6 +151,7 @@ HOSTILE = {
     "infinite": (wav_bytes(struct.pack("<d", 1e300), kind=3, bits=64), "not finite"),
     "flac of noise": (b"fLaC" + bytes(range(256)) * 4, "cannot be decoded as FLAC"),
     "ogg of noise": (b"OggS" + bytes(range(256)) * 4, "cannot be decoded as OGG"),
+    "noise within mp3": (NOISY_MP3, "cannot be decoded as MP3: it is damaged"),
     "mp3 of noise": (b"\xff\xfb" + bytes(range(256)) * 4, "MP3|empty"),
 }
 

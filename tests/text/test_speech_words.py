@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers.models.whisper import generation_whisper, tokenization_whisper
 
-from weft.text.speech.words import _first_vectors, words_of
+from weft.text.speech.words import _first_vectors, token_times, words_of
 
 # Each token is a text, or bytes that are no character by themselves.
 TOKENS = [
@@ -73,3 +75,23 @@ def test_the_path_is_that_of_transformers() -> None:
             tokens, vectors = generation_whisper._dynamic_time_warping(own)
             begins = np.pad(np.diff(tokens), (1, 0), constant_values=1).astype(bool)
             assert _first_vectors(own) == vectors[begins].tolist()
+
+
+class Outputs(SimpleNamespace):
+    """What transformers generated."""
+
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self, name)
+
+
+def test_the_times_of_tokens_are_those_of_transformers() -> None:
+    model = SimpleNamespace(config=SimpleNamespace(decoder_layers=1, median_filter_width=7))
+    for seed, (num_tokens, num_vectors) in enumerate([(2, 5), (9, 60), (30, 200)]):
+        generator = torch.Generator().manual_seed(seed)
+        weights = torch.randn(1, 3, num_tokens, num_vectors, generator=generator).softmax(-1)
+        outputs = Outputs(cross_attentions=[[weights]], sequences=torch.zeros(1, num_tokens))
+        wanted = generation_whisper.WhisperGenerationMixin._extract_token_timestamps(
+            model, outputs, [[0, head] for head in range(3)], 0.02, 2 * num_vectors, 0
+        )
+        found = token_times(weights[0].transpose(0, 1).numpy())
+        assert found == pytest.approx(wanted[0, :-1].tolist())

@@ -121,7 +121,8 @@ def _has_numbers(content: Content, entry: TensorEntry) -> bool:
         if value & floats.mantissa:
             return False
         num_infinite += 1
-    return num_infinite < len(values)
+    # A tensor without dimensions is the limit of a product, which may have none.
+    return num_infinite < len(values) or not entry.shape
 
 
 def _begins_finite(content: Content, entry: TensorEntry, blocks: BlockFormat) -> bool:

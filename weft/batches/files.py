@@ -181,3 +181,5 @@ class StoredFiles:
 def _copy(source: BinaryIO, path: Path) -> None:
     with path.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
+        target.flush()
+        os.fsync(target.fileno())  # the answer says that it is stored

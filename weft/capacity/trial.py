@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,20 +41,25 @@ class LoadPoint(NamedTuple):
         return cls(
             level=level,
             good_share=summary.good_share,
-            good_per_s=summary.good_per_s,
-            requests_per_s=summary.requests_per_s,
-            output_per_s=summary.output_per_s,
+            good_per_s=_rate(summary.good_per_s),
+            requests_per_s=_rate(summary.requests_per_s),
+            output_per_s=_rate(summary.output_per_s),
             ttft_s=(summary.ttft_s[0], summary.ttft_s[2]),
             itl_s=(summary.itl_s[0], summary.itl_s[2]),
             refused=summary.refused,
             retractions=summary.retractions,
-            device_use=summary.device_use,
+            device_use=_rate(summary.device_use),
             row_use=summary.row_use,
             kv_use=facts["kv_use"],
             hit_rate=summary.hit_rate,
             front_s=facts["front_s"],
             parts=meter.parts,
         )
+
+
+def _rate(value: float) -> float:
+    """0 where no request was served."""
+    return 0.0 if math.isnan(value) else value
 
 
 class MeteredCurve:

@@ -98,6 +98,9 @@ class ChatUsers:
         for index in range(num_requests):
             [new_len] = self.prompt.draw(rng, 1)
             [output_len] = self.output.draw(rng, 1)
+            # A longer one cannot be served, however long it is.
+            new_len = min(new_len, self.context_length)
+            output_len = min(output_len, self.context_length)
             new = self._tokens(rng, new_len)
             total = len(prompt) // 4 + new_len + output_len
             if not num_left or total > self.context_length:

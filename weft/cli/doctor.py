@@ -367,7 +367,10 @@ def _weights(folder: Path, model: ModelConfig) -> str:
             unread = unread_of(model)
             matched(wanted, files, what, quantization=model.stored, unread=unread)
         num_tensors = sum(len(file.entries) for file in files)
-    return f"{counted(num_tensors, 'tensor')}, {size(model.weights_bytes)} in {model.dtype}"
+    in_dtype = f"in {model.dtype}"
+    if model.stored.shown_name:
+        in_dtype = f"if widened to {model.dtype}"
+    return f"{counted(num_tensors, 'tensor')}, {size(model.weights_bytes)} {in_dtype}"
 
 
 def _encoder(vision: TowerSpec, model: ModelConfig) -> str:
@@ -439,13 +442,15 @@ def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machin
     chosen = resolved.config
     running = f"at most {counted(chosen.max_running_requests, 'request')} together"
     in_types = types(model, chosen.dtype, chosen.quantize)
-    text = f"on {chosen.device} in {in_types}: KV cache {resolved.sizing}; {running}"
+    sizing = resolved.sizing
+    parts = f"weights {size(sizing.weight_bytes)}, work {size(sizing.work_bytes)}"
+    text = f"on {chosen.device} in {in_types}: {parts}, KV cache {sizing}; {running}"
     if draft is not None:
         text += f"; {draft.model.name} ({parameters(draft.model)}) guesses, in the same slots"
     if chosen.device == "cuda":
         text += f"; {_on_gpu(chosen)}"
-    if resolved.sizing.note:
-        raise Caution(f"{text}; {resolved.sizing.note}")
+    if sizing.note:
+        raise Caution(f"{text}; {sizing.note}")
     return text
 
 

@@ -189,6 +189,10 @@ class EngineClient:
             generation.before_end = self.session_keeper.settled
         sent: list[GenerateRequest] = []
         metrics = self.metrics.completions
+        http = current.get()
+        # What an HTTP request asks after it had an answer, such as the next window of a sound,
+        # begins now.
+        is_first = http is None or not http.is_in_engine
         for index, request in enumerate(requests):
             metrics.params_n.observe_one(request.sampling.n)
             metrics.params_max_tokens.observe_one(to_send[index].sampling.max_new_tokens or 0)
@@ -201,6 +205,7 @@ class EngineClient:
                     generation,
                     delivery,
                     stops,
+                    is_first=is_first,
                 )
                 # Entered before anything is sent, because an in-process engine may answer at once.
                 self.deliveries.open.add(completion)
@@ -217,6 +222,8 @@ class EngineClient:
         generation: Generation,
         delivery: TextDelivery,
         stops: StopSets | None,
+        *,
+        is_first: bool,
     ) -> Completion:
         started_s = time.perf_counter()
         http = current.get()
@@ -224,7 +231,7 @@ class EngineClient:
         ids = unpack_ids(request.input_ids)
         arrived_s = started_s
         front = FrontTimes(started_s)
-        if http is not None:
+        if http is not None and is_first:
             arrived_s = http.arrived_s
             front = FrontTimes(arrived_s, dict(http.spent), elsewhere=http.elsewhere)
             http.is_in_engine = True

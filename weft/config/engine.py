@@ -149,7 +149,8 @@ class ModelOptions:
     )
     context_length: int = option(
         0,
-        "longest prompt and completion together, in tokens; 0 takes the model's",
+        "longest prompt and completion together, in tokens; 0 takes the model's, cut to what the "
+        "KV cache holds",
         group="model",
         everyday=True,
         low=0,
@@ -384,7 +385,8 @@ class CacheOptions:
     )
     cache_block: int = option(
         0,
-        "tokens of a block in --cache-dir, whole pages; 0 takes 64, or a page if a page is longer",
+        "tokens of a block in --cache-dir, whole pages; 0 takes those that fit into 64, at least "
+        "one",
         group="cache",
         low=0,
         high=4096,
@@ -573,7 +575,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     overlap: bool | None = option(
         None,
         "plan the next step while the device runs this one; on with a GPU or --pp-size, off "
-        "with a CPU, whose cores do both",
+        "with a CPU, whose cores do both, and with --draft-model",
         group="scheduling",
         everyday=True,
         elsewhere=("disable_overlap_schedule", "async_scheduling"),
@@ -596,11 +598,11 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
         low=0,
     )
     max_session_turns: int = option(
-        1_000, "requests that a session remembers", group="sessions", low=1
+        1_000, "requests of a session; more are refused", group="sessions", low=1
     )
     max_session_tokens: int = option(
         131_072,
-        "tokens that a session remembers, in all of its turns together",
+        "tokens of a session, in all of its turns together; what would make more is refused",
         group="sessions",
         low=1,
     )
@@ -635,7 +637,7 @@ class EngineConfig(SchedulingOptions, ParallelOptions, HandoffOptions, CacheOpti
     # adapters
     enable_lora: bool = option(
         False,
-        "allow adapters (LoRA), which requests may name; on with --lora-paths",
+        "allow adapters (LoRA), which requests may name; on with --lora-paths and --lora-dir",
         group="adapters",
     )
     lora_paths: str = option(

@@ -139,14 +139,16 @@ class SchedulingOptions:
     )
     max_queue_s: float = option(
         0.0,
-        "longest wait of a request for its turn, after which it ends with 503; 0: no limit",
+        "longest wait of a request for its turn, after which it ends with 503, except in the "
+        "background; 0: no limit",
         group="scheduling",
         low=0.0,
         elsewhere=("request_timeout",),
     )
     max_run_s: float = option(
         0.0,
-        "longest run of a request after that, after which it ends with 408; 0: no limit",
+        "longest run of a request after that, after which it ends with 408, except in the "
+        "background; 0: no limit",
         group="scheduling",
         low=0.0,
     )

@@ -105,8 +105,8 @@ class ServerConfig:
     )
     dp_size: int = option(
         1,
-        "engine processes behind this server, each with the whole model; --threads and memory are "
-        "for each of them",
+        "engine processes behind this server, each with the whole model (but its experts, with "
+        "--enable-dp-attention); --threads and memory are for each of them",
         group="replicas",
         low=1,
         high=MAX_ENGINES,

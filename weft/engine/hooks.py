@@ -5,8 +5,6 @@ sessions, or answers health checks. It overrides the hooks that it needs. It att
 has work and detaches itself afterwards, so a step visits only services with work.
 
     message ─▶ handler ─▶ service ── attach, or begin_work if the engine must step for it
-
-    message ─▶ handler ─▶ service ── attach, or begin_work if the engine is to step for it
                              │
         refuses, opened      │  a request arrives
         before_step          │  ┐

@@ -4,8 +4,8 @@
     GrammarMatcher   the position of one output in its grammar
     Grammars         the service: `ask` begins to compile, `take` reports the end; no call waits
 
-Implementations: `llg.py` (llguidance), `xgr.py` (xgrammar) and `choice.py` (plain Python, for
-tests) compile; `pool.py` is the service, and the journal's replay repeats its reports. Masks
+Implementations: `llg.py` (llguidance), `xgr.py` (xgrammar) and `tests/grammar/choice.py` (plain
+Python) compile; `pool.py` is the service, and the journal's replay repeats its reports. Masks
 (`masks.py`) hold the allowed next tokens.
 """
 

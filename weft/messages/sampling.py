@@ -197,7 +197,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allowed_token_ids: tuple[int, ...] = ()  # no other token is sampled; empty: all are allowed
     bad_words: tuple[str, ...] = ()  # forbidden texts, with or without a space before them
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # forbidden tokens; the client adds `bad_words`
-    seed: int | None = None  # the same seed gives the same tokens, in any batch
+    seed: int | None = None  # the same seed draws the same numbers, in any batch
     n: int = 1  # completions of the same prompt
     grammar: Grammar | None = None  # a constraint on the output
     processors: tuple[Processor, ...] = ()  # they change the logits, in this order

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client: sends a request to a server and streams its answer back.
 
-Connections are kept and reused. If the server has closed a kept connection, the request is sent
-again on another one. Nothing here knows the meaning of a request.
+Connections are kept and reused, unless the server has closed them. A request is sent once. Nothing
+here knows the meaning of a request.
 
 httptools, which uvicorn's server needs anyway, parses the answers; this module does the rest. httpx
 0.28 needs 1.9 times the processor time for each piece of a stream (httpcore with h11, in Python;
@@ -49,6 +49,7 @@ class RelayedAnswer:
         self._pieces: deque[bytes] = deque()
         self._has_head = False
         self._has_end = False  # the headers define the end of the body; else the connection does
+        self._server_keeps = False  # the connection, for a further request
         self._head_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
 
@@ -78,7 +79,7 @@ class RelayedAnswer:
 
     def close(self) -> None:
         """Release the connection: it is kept if the answer is complete, else closed."""
-        if self.is_complete and self._has_end and self._parser.should_keep_alive():
+        if self.is_complete and self._has_end and self._server_keeps:
             self._line.keep()
         else:
             self._line.close()
@@ -125,6 +126,7 @@ class RelayedAnswer:
         names = {name for name, _ in self.headers}
         is_empty = status in (204, 304)
         self._has_end = is_empty or bool(names & {b"content-length", b"transfer-encoding"})
+        self._server_keeps = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
@@ -184,26 +186,23 @@ class ServerLines:
             lines.append(b"%s: %s" % (name, value))
         lines.append(b"content-length: %d" % len(body))
         head = b"\r\n".join([*lines, b"", b""])
-        while True:
-            line = self._kept_line()
-            is_kept = line is not None
-            if line is None:
-                line = await self._connect()
-            self._open.add(line)
-            answer = RelayedAnswer(line)
-            try:
-                line.writer.write(head + body)
-                await line.writer.drain()
-                await answer.read_head()
-            except (OSError, EOFError) as exc:
-                line.close()
-                if not is_kept:
-                    raise ServerGone("the connection was closed before an answer") from exc
-            except BaseException:
-                line.close()
-                raise
-            else:
-                return answer
+        line = self._kept_line()
+        if line is None:
+            line = await self._connect()
+        self._open.add(line)
+        answer = RelayedAnswer(line)
+        try:
+            line.writer.write(head + body)
+            await line.writer.drain()
+            await answer.read_head()
+        except (OSError, EOFError) as exc:
+            line.close()
+            # Also on a kept connection: the server may have the request, and is not asked twice.
+            raise ServerGone("the connection was closed before an answer") from exc
+        except BaseException:
+            line.close()
+            raise
+        return answer
 
     def keep(self, line: ServerLine) -> None:
         if line.is_closed or len(self._kept) >= MAX_KEPT:

@@ -501,13 +501,13 @@ class Scheduler:
                 self.history.note(id, EventKind.ENCODER, detail, self.now, batch.plan.step)
         self.history.stepped(batch, columns, began_s, self.now, result.encoder_s)
         for end in outcome.ends:
-            self.outbox.attempt(self._end, end)
+            self.outbox.attempt(self.end, end)
         if len(worthless):
             with self.outbox.atomic():
                 self.kv.forget_written(worthless)
         return self.outbox.take_output()
 
-    def _end(self, end: End) -> None:
+    def end(self, end: End) -> None:
         """End a request with its last token."""
         request = self.kv.columns.requests[end.row]
         if end.reason != "error":

@@ -137,5 +137,5 @@ ROUTES = (
     *_azure("completions", completions, "Continue a text", CompletionRequest),
     *_azure("embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
     *_azure("responses", create, "Create a response", ResponsesRequest, is_deployed=False),
-    get("/openai/v1/models", models, "The model that is served (Azure)"),
+    get("/openai/v1/models", models, "The models that are served, and adapters (Azure)"),
 )

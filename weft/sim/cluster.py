@@ -20,14 +20,14 @@ import numpy as np
 from weft.engine.engine import Engine
 from weft.messages.codec import FromEngine
 from weft.messages.media import with_digests
-from weft.messages.replies import StepOutput
+from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort, GenerateRequest
 from weft.route.policy import EngineRouter, RoutedRequest
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
 from weft.sim.guesses import script_guesses
-from weft.sim.leap import Leapt
+from weft.sim.leap import EngineLeaps, Leapt
 from weft.sim.run import Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
 
@@ -52,16 +52,21 @@ class SimulatedReplica:
             overlap=overlap,
             on_failure=fail,
         )
+        self.leaps = EngineLeaps(self.engine, self.runner, self.clock, lengths)
 
 
 class Cluster:
-    """Several engines as one target of a trace."""
+    """Several engines as one target of a trace. `leaps`: uniform decode steps of an engine are made
+    at once."""
 
     def __init__(
         self,
         replicas: Sequence[SimulatedReplica],
         router: EngineRouter,
+        *,
+        leaps: bool,
     ) -> None:
+        self._leaps = leaps
         self._replicas = replicas
         self._router = router
         self._ranks = range(len(replicas))
@@ -85,6 +90,8 @@ class Cluster:
         self._idle_s = max(self._idle_s, time_s)
 
     def submit(self, message: GenerateRequest, time_s: float) -> None:
+        # What background requests get counts up to the last end of another one, on any engine.
+        self._leaps = self._leaps and not message.background
         namespace = f"{message.adapter}\x1f{message.cache_salt}"
         routed = RoutedRequest(with_digests(message.input_ids, message.media), namespace)
         rank = self._router.open(message.id, routed, self._ranks)
@@ -103,23 +110,35 @@ class Cluster:
 
     def step(self) -> list[FromEngine]:
         """Run one step of the engine that is furthest behind."""
-        _, rank = heapq.heappop(self._busy)
-        self._is_busy[rank] = False
-        replica = self._replicas[rank]
-        messages = replica.engine.step()
-        self.outputs_s = replica.clock.now
+        rank = self._busy[0][1]
+        messages = self._replicas[rank].engine.step()
+        self._stepped(rank)
         for message in messages:
             if type(message) is StepOutput:
                 self._note(message)
+        return messages
+
+    def leap(self, until_s: float, *, is_followed: bool) -> Leapt | None:
+        # An end on one engine must not bring a request before a time that another one has reached.
+        if is_followed or not self._leaps:
+            return None
+        rank = self._busy[0][1]
+        leapt = self._replicas[rank].leaps.leap(until_s)
+        if leapt is not None:
+            self._stepped(rank)
+            self._note_ends(leapt.finished)
+        return leapt
+
+    def _stepped(self, rank: int) -> None:
+        """The first engine of the heap has made steps."""
+        heapq.heappop(self._busy)
+        self._is_busy[rank] = False
+        replica = self._replicas[rank]
+        self.outputs_s = replica.clock.now
         if replica.engine.has_work:
             self._queue(rank)
         else:
             self.wait_until(replica.clock.now)
-        return messages
-
-    def leap(self, until_s: float) -> Leapt | None:
-        # The next engine steps after one step of this one.
-        return None
 
     def _queue(self, rank: int) -> None:
         self._is_busy[rank] = True
@@ -132,7 +151,10 @@ class Cluster:
             for id in self._unbegun.intersection(ids):
                 self._unbegun.discard(id)
                 self._router.began(id)
-        for finish in output.finished:
+        self._note_ends(output.finished)
+
+    def _note_ends(self, finished: Sequence[Finish]) -> None:
+        for finish in finished:
             self._unbegun.discard(finish.id)
             self._router.ended(finish.id)
 
@@ -146,6 +168,7 @@ def simulate_cluster(
     method: str,
     overlap: bool = True,
     encoder_cost: EncoderCost = ENCODER_PRESETS["gpu"],
+    leaps: bool = True,
 ) -> Record:
     """Run a trace on `num_replicas` engines with these settings, like `simulate` on one engine.
 
@@ -161,7 +184,7 @@ def simulate_cluster(
     router = EngineRouter(method, num_replicas, settings.num_pages * settings.page_size)
     features = [replica.engine.services.adapters.feature for replica in replicas]
     tokens = TokenSource(settings.vocab_size)
-    run = Run(Cluster(replicas, router), tokens, lengths)
+    run = Run(Cluster(replicas, router, leaps=leaps), tokens, lengths)
     record = run.play(with_adapters(features, arrivals))
     meters = [replica.runner.meter for replica in replicas]
     machine = record.machine

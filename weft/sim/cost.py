@@ -100,6 +100,11 @@ class TrueLengths:
             tokens = np.where(tokens == EOS, np.int32(FILLER), tokens)
             self._known[number] = (last_position + 1 - len(tokens), tokens)
 
+    def forget(self, number: int) -> None:
+        """This request has ended: nothing more is asked about its tokens that matters."""
+        self._known.pop(number, None)
+        self._guesses.pop(number, None)
+
     def guesses(self, number: int) -> bytes:
         """What becomes of guesses of this request's tokens; empty: unknown."""
         return self._guesses.get(number, b"")
@@ -109,25 +114,29 @@ class TrueLengths:
         reached: BoolArray = self._last[numbers] == positions
         return reached
 
-    def steps_before_end(self, numbers: LongArray, positions: IntArray) -> int:
-        """How many tokens all of these requests get, from these positions on, before the first of
-        them gets its last one. Requests without a known length have no end."""
-        last = self._last[numbers]
-        left = (last - positions)[last >= 0]
-        return int(left.min()) if len(left) else NO_END
+    def steps_to_end(self, numbers: LongArray, positions: IntArray) -> int:
+        """How many tokens all of these requests get, from these positions on, until the first of
+        them gets its last one. Requests without a known length have no end, and neither have those
+        that go on after it."""
+        left = self._last[numbers] - positions
+        left = left[left >= 0]
+        return int(left.min()) + 1 if len(left) else NO_END
 
     def ahead(self, numbers: LongArray, positions: IntArray, num_steps: int) -> IntArray:
-        """[num_steps, n] the tokens from these positions on; no request ends with one of them."""
+        """[num_steps, n] the tokens from these positions on, up to the first end."""
         tokens: IntArray = np.full((num_steps, len(numbers)), FILLER, dtype=np.int32)
-        if not self._known:
-            return tokens
+        if self._known:
+            self._fill_known(tokens, numbers, positions)
+        tokens[-1, self.reached(numbers, positions + num_steps - 1)] = EOS
+        return tokens
+
+    def _fill_known(self, tokens: IntArray, numbers: LongArray, positions: IntArray) -> None:
         pairs = zip(numbers.tolist(), positions.tolist(), strict=True)
         for column, (number, position) in enumerate(pairs):
             start, known = self._known.get(number, NOTHING_KNOWN)
             begin = max(position, start)
-            some = known[begin - start : position - start + num_steps]
+            some = known[begin - start : position - start + len(tokens)]
             tokens[begin - position : begin - position + len(some), column] = some
-        return tokens
 
     def tokens(self, numbers: LongArray, positions: IntArray) -> IntArray:
         """[n] the tokens at these positions of these requests."""

@@ -1,12 +1,13 @@
 """Leaps of a simulated engine over uniform decode: the same decisions, times and state as step by
 step, for a fraction of the work. Pauses without work need no leap: the clock jumps over them.
 
-    arrival ─▶ prefill ─▶ decode decode decode decode ... decode ─▶ a request ends, or one arrives
-                                 '------- one leap -------'
+    arrival ─▶ prefill ─▶ decode decode decode ... decode ─▶ a request has ended, or one arrives
+                          '---------- one leap --------'
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,18 +15,19 @@ from numpy.typing import NDArray
 
 from weft.arrays import LongArray
 from weft.engine.engine import Engine
+from weft.messages.replies import Finish
 from weft.scheduler.pace.step_cost import StepLoad
 from weft.sim.cost import CostRunner, TrueLengths, VirtualClock
 from weft.sim.uniform import RanStep, UniformDecodes
 
-LEAST_STEPS = 2  # fewer are as fast one by one
-
 
 class Leapt(NamedTuple):
-    """Steps that were made at once. Each gave a token to each of the requests."""
+    """Steps that were made at once. Each gave a token to each of the requests, and some of them
+    ended with the last one."""
 
     ids: LongArray  # [n]
     ended_s: NDArray[np.float64]  # [steps]
+    finished: Sequence[Finish]
 
 
 class EngineLeaps:
@@ -43,22 +45,19 @@ class EngineLeaps:
     def leap(self, until_s: float) -> Leapt | None:
         """Make steps up to this time; None if the next step is another one."""
         core = self._core
-        if not core.is_plain:
+        clock = self._clock
+        # A deadline is looked at before each step.
+        until_s = min(until_s, core.scheduler.limits.deadlines.next_s)
+        if clock.now >= until_s or not core.is_plain:
             return None
         ahead = self._steps.ahead()
         if ahead is None:
             return None
+        ids = ahead.facts.ids
         numbers = ahead.facts.sampling.seeds
-        num_left = self._lengths.steps_before_end(numbers, ahead.known_len)
-        num_steps = min(ahead.num_steps, num_left)
-        if num_steps < LEAST_STEPS:
-            return None
-        ahead = ahead._replace(num_steps=num_steps)
-        clock = self._clock
+        num_steps = min(ahead.num_steps, self._lengths.steps_to_end(numbers, ahead.known_len))
         num_rows = len(ahead.rows)
         context = int(ahead.known_len.sum())
-        # A deadline is looked at before each step.
-        until_s = min(until_s, core.scheduler.limits.deadlines.next_s)
 
         def run(number: int) -> RanStep | None:
             began_s = clock.now
@@ -68,12 +67,20 @@ class EngineLeaps:
             self._runner.decode(StepLoad(num_rows, read, read, num_rows))
             return RanStep(began_s, clock.now)
 
-        steps = self._steps.make(ahead, run)
+        steps = self._steps.make(ahead._replace(num_steps=num_steps), run)
         if not steps:
             return None
         tokens = self._lengths.ahead(numbers, ahead.known_len, len(steps))
         self._steps.finish(ahead, tokens, steps)
         last = steps[-1]
         core.loop.skipped(len(steps), last.began_s, last.ended_s)
+        finished = self._finished()
+        if not core.has_work:
+            for service in core.hooks.after_step:
+                service.after_step(clock.now)  # the books are audited when nothing runs
         ended_s = np.array([step.ended_s for step in steps])
-        return Leapt(ahead.facts.ids, ended_s)
+        return Leapt(ids, ended_s, finished)
+
+    def _finished(self) -> Sequence[Finish]:
+        output = self._core.scheduler.outbox.take_output()
+        return () if output is None else output.finished

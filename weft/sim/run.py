@@ -89,9 +89,10 @@ class Target(Protocol):
 
     def step(self) -> list[FromEngine]: ...
 
-    def leap(self, until_s: float) -> Leapt | None:
-        """Run all steps at once in which nothing happens but that each running request gets a
-        token, up to this time; None if the next step is not of this kind."""
+    def leap(self, until_s: float, *, is_followed: bool) -> Leapt | None:
+        """Run all steps of an engine at once in which each running request gets a token, up to the
+        first end or this time; None if the next step is not of this kind. `is_followed`: the end of
+        a request may bring another one."""
         ...
 
 
@@ -134,7 +135,7 @@ class EngineTarget:
         self._has_sent = False
         return self._engine.step()
 
-    def leap(self, until_s: float) -> Leapt | None:
+    def leap(self, until_s: float, *, is_followed: bool) -> Leapt | None:
         if self._leaps is None or self._has_sent:
             return None
         return self._leaps.leap(until_s)
@@ -268,7 +269,7 @@ class Run:
             if self._leaving:
                 self._leave_due()
             if target.has_work:
-                leapt = target.leap(self._next_event_s(next_s))
+                leapt = target.leap(self._next_event_s(next_s), is_followed=bool(self._parked))
                 if leapt is not None:
                     self._take_all(leapt)
                     continue
@@ -386,8 +387,14 @@ class Run:
                 self._background_gaps.add(gaps[is_background])
                 gaps = gaps[~is_background]
             self._gaps.add(gaps)
-        for finish in output.finished:
+        self._take_ends(output.finished, now)
+
+    def _take_ends(self, finished: Sequence[Finish], now: float) -> None:
+        columns = self._columns
+        for finish in finished:
             columns.finish(finish, now)
+            if self._lengths is not None:
+                self._lengths.forget(finish.id)
             if not columns.background[finish.id]:
                 self._beside.online_ended()
             if finish.id in self._cut and columns.state[finish.id] == DONE:
@@ -407,7 +414,9 @@ class Run:
             kept.add(np.repeat(later, np.count_nonzero(which)))
         num_tokens = len(leapt.ended_s) * int(np.count_nonzero(is_background))
         self._beside.add(num_tokens, 0)
-        columns.last_s[ids] = leapt.ended_s[-1]
+        last_s = float(leapt.ended_s[-1])
+        columns.last_s[ids] = last_s
+        self._take_ends(leapt.finished, last_s)
 
     def _record(self) -> Record:
         gaps = self._gaps, self._background_gaps

@@ -24,6 +24,8 @@ BURST_SHAPE = 0.1
 DEFAULT_SIGMA = 1.0  # of log-normal lengths; conversations with chatbots have about this value
 FIRST_LINE = 1 << 32  # key of the first line of a batch: no prompt of the traffic has it
 LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA]"  # how users write a distribution
+LONGEST = 10_000_000  # tokens
+MAX_SIGMA = 10.0
 LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD times as much as tenant 0
 
 
@@ -159,9 +161,11 @@ class Lengths(NamedTuple):
         if kind == "lognormal" and len(values) == 1:
             values.append(DEFAULT_SIGMA)
         expected = {"fixed": 1, "uniform": 2, "lognormal": 2}.get(kind)
-        is_right = len(values) == expected and values[0] >= 1
+        is_right = len(values) == expected and 1 <= values[0] <= LONGEST
         if is_right and kind == "uniform":
-            is_right = values[0] <= values[1]
+            is_right = values[0] <= values[1] <= LONGEST
+        if is_right and kind == "lognormal":
+            is_right = 0 <= values[1] <= MAX_SIGMA
         if not is_right:
             raise SettingsError(f"{flag} is {text!r}; {LENGTHS} is expected")
         return cls(kind, *values)
@@ -178,7 +182,7 @@ class Lengths(NamedTuple):
         # The mean of a log-normal distribution is exp(mu + sigma^2 / 2).
         mu = np.log(self.first) - sigma**2 / 2
         drawn = rng.lognormal(mu, sigma, n)
-        rounded = np.maximum(1, np.rint(drawn))
+        rounded = np.clip(np.rint(drawn), 1, LONGEST)
         whole: list[int] = rounded.astype(np.int64).tolist()
         return whole
 

@@ -1,6 +1,6 @@
-"""Decode steps in which nothing happens but that each running request gets a token: many of them at
-once, with exactly the state that they would have left one by one. Only simulations use it, because
-only they know the tokens ahead.
+"""Decode steps in which each running request gets a token, up to the one in which some of them end:
+many of them at once, with exactly the state that they would have left one by one. Only simulations
+use it, because only they know the tokens ahead.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.arrays import IntArray, LongArray
+from weft.scheduler.batch import End, stopped
 from weft.scheduler.planner import Planner
 from weft.scheduler.request import RowFacts
 from weft.scheduler.scheduler import Scheduler
@@ -57,18 +58,18 @@ class UniformDecodes:
         if scheduler.kv.columns.turns:
             return None  # rows take turns: of stages, or of background requests once one has come
         queue = scheduler.waiting_queue
-        batch = scheduler.last_batch
+        pace = scheduler.pace
         if (
             not self._is_plain
-            or batch is None
-            or batch.prefills
             or queue.next_line is not None
             or queue.classes is not None
             or scheduler.prefills.chunked_req is not None
             or scheduler.hooks.num_requests
             or not scheduler.outbox.is_empty
+            or (pace is not None and pace.since_s)
         ):
             return None
+        scheduler.merge_last_batch()
         columns = scheduler.kv.columns
         rows = scheduler.running_batch.rows
         if not len(rows) or columns.unfinished(rows) is not rows:
@@ -79,9 +80,9 @@ class UniformDecodes:
             return None
         if facts.has_stop_ids.any():
             return None
-        # The step in which a request ends is not one of them.
+        # The step in which a request ends is the last of them.
         left = columns.max_len.take(facts.at) - known_len
-        num_steps = int(left.min()) - 1
+        num_steps = int(left.min())
         num_steps = self._with_memory(known_len, num_steps)
         return UniformRows(rows, facts, known_len, num_steps)
 
@@ -129,7 +130,8 @@ class UniformDecodes:
         kv.rows.pages[rows, page] = pages
 
     def finish(self, ahead: UniformRows, tokens: IntArray, steps: Sequence[RanStep]) -> None:
-        """The rows have got `tokens` [steps, n] in these steps, of which there is at least one."""
+        """The rows have got `tokens` [steps, n] in these steps, of which there is at least one. The
+        requests that got their last one end."""
         scheduler = self._scheduler
         columns = scheduler.kv.columns
         at = ahead.facts.at
@@ -148,3 +150,16 @@ class UniformDecodes:
             seconds = [step.ended_s - step.began_s for step in steps]
             scheduler.pace.decoded(ahead.known_len - 1, seconds)
         scheduler.now = steps[-1].ended_s
+        self._end(ahead.facts, tokens[-1])
+
+    def _end(self, facts: RowFacts, tokens: IntArray) -> None:
+        """End the requests whose last `tokens` [n] have come."""
+        scheduler = self._scheduler
+        columns = scheduler.kv.columns
+        stops = stopped(columns, facts, tokens, scheduler.limits.is_eos)
+        is_full = columns.known_len.take(facts.at) >= facts.max_len
+        for i in np.flatnonzero(stops | is_full).tolist():
+            end = End(int(facts.rows[i]), "length")
+            if stops[i]:
+                end = End(end.row, "stop", int(tokens[i]))
+            scheduler.outbox.attempt(scheduler.end, end)

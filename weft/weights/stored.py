@@ -75,20 +75,22 @@ class StoredFloats(NamedTuple):
             weight.put(piece, start)
 
     def require_finite(self, buffer: PieceBuffer) -> None:
-        for _, piece in self._pieces(buffer):
-            if not is_finite(piece):
-                raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
+        for _ in self._pieces(buffer):
+            pass
 
     def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Tensor]]:
-        """First row and content of each piece. Tensors other than matrices are one piece."""
+        """First row and content of each piece. Tensors other than matrices are one piece. Raises
+        BadCheckpoint if values are not finite."""
         entry = self.entry
         dtype = FLOATS[entry.dtype]
         if len(entry.shape) != 2:
-            values = buffer.read(self.content, entry.start, 1, entry.num_bytes)
-            yield 0, _in_halves(values.view(dtype).view(entry.shape), entry.paired_rows)
+            values = buffer.read(self.content, entry.start, 1, entry.num_bytes).view(dtype)
+            _check_values(self.content, entry, values)
+            yield 0, _in_halves(values.view(entry.shape), entry.paired_rows)
             return
         row_bytes = entry.num_bytes // max(entry.shape[0], 1)
         for start, rows in buffer.rows(self.content, entry, row_bytes, _row_step(entry)):
+            _check_values(self.content, entry, rows.view(dtype))
             yield start, _in_halves(rows.view(dtype), entry.paired_rows)
 
 
@@ -114,13 +116,15 @@ class StoredTransposed(NamedTuple):
         weight.put(self._read(buffer))
 
     def require_finite(self, buffer: PieceBuffer) -> None:
-        if not is_finite(self._read(buffer).t()):
-            raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
+        self._read(buffer)
 
     def _read(self, buffer: PieceBuffer) -> Tensor:
+        """Raises BadCheckpoint if values are not finite."""
         entry = self.entry
         values = buffer.read(self.content, entry.start, 1, entry.num_bytes)
-        return values.view(FLOATS[entry.dtype]).view(entry.shape[::-1]).t()
+        values = values.view(FLOATS[entry.dtype])
+        _check_values(self.content, entry, values)
+        return values.view(entry.shape[::-1]).t()
 
 
 def part_of(entry: TensorEntry, weight: Weight, stack: Stack) -> TensorEntry:
@@ -158,22 +162,28 @@ class StoredEightBits(NamedTuple):
             weight.keep_as(INT8_BY_OUTPUT)
 
     def put_into(self, weight: Weight, buffer: PieceBuffer) -> None:
-        scales = self.scales.read()
+        scales = self._scales()
         for start, piece in self._pieces(buffer):
             rows, by_row = self.scales.of(scales, start, piece)
             weight.put(rows, start, by_row)
 
     def require_finite(self, buffer: PieceBuffer) -> None:
-        if not is_finite(self.scales.read()):
-            raise BadCheckpoint(f"{self.scales.entry.name} has values that are not finite")
-        for _, piece in self._pieces(buffer):
-            if not is_finite(piece):
-                raise BadCheckpoint(f"{self.entry.name} has values that are not finite")
+        self._scales()
+        for _ in self._pieces(buffer):
+            pass
+
+    def _scales(self) -> Tensor:
+        """Raises BadCheckpoint if some are not finite."""
+        scales = self.scales.read()
+        _check_values(self.scales.content, self.scales.entry, scales)
+        return scales
 
     def _pieces(self, buffer: PieceBuffer) -> Iterator[tuple[int, Tensor]]:
+        """First row and content of each piece. Raises BadCheckpoint if values are not finite."""
         dtype = EIGHT_BITS[self.entry.dtype]
         widened_bytes = 4 * self.entry.shape[1]
         for start, rows in buffer.rows(self.content, self.entry, widened_bytes):
+            _check_values(self.content, self.entry, rows.view(dtype))
             yield start, rows.view(dtype)
 
 
@@ -217,6 +227,14 @@ class StoredBlocks(NamedTuple):
                 raise BadCheckpoint(
                     f"{self.content.label}: {entry.name} has scales that are not finite"
                 ) from exc
+
+
+def _check_values(content: Content, entry: TensorEntry, values: Tensor) -> None:
+    """Raise BadCheckpoint unless values of a tensor are finite. A tensor without dimensions may be
+    infinite: it is the limit of a product that has none."""
+    if is_finite(values) or (not entry.shape and not values.isnan().any()):
+        return
+    raise BadCheckpoint(f"{content.label}: {entry.name} has values that are not finite")
 
 
 def put_codes(weight: Weight, codes: Codes, start: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.capacity.trial import TrialSettings
+from weft.capacity.workload import MAX_USERS
 from weft.config.options import option
 from weft.sim.report import Slo
 from weft.sim.synthetic import LENGTHS
@@ -25,7 +26,7 @@ class WorkloadOptions:
         group="workload",
         everyday=True,
         low=0,
-        high=1_000_000,
+        high=MAX_USERS,
     )
     prompt: str = option(
         "lognormal:150:0.8",

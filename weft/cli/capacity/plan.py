@@ -135,7 +135,9 @@ def planned(settings: Settings) -> list[Planned]:
         )
         stop = SearchTime(options.search_s / len(builds))
         _say(f"searching{f' ({build.name})' if build.name else ''}")
-        found.append(Planned(build, answer(machine, question, stop), []))
+        answered = answer(machine, question, stop)
+        check_served(answered)
+        found.append(Planned(build, answered, []))
     found.sort(key=lambda one: (-one.answer.knee, -one.answer.knee_point.good_per_s))
     is_here = not options.cost and (journal is None or bool(model))
     if options.confirm and is_here:
@@ -173,9 +175,13 @@ def _machine(
 
 
 def with_options(machine: MeasuredMachine, options: Mapping[str, OptionValue]) -> MeasuredMachine:
-    """The machine with these options of the scheduler; others were part of the measurement."""
+    """The machine with these options of the scheduler; others were part of the measurement. Raises
+    SettingsError if they cannot be."""
     changes = {name: value for name, value in options.items() if hasattr(machine.settings, name)}
-    settings = replace(machine.settings, **cast(dict[str, Any], changes))
+    try:
+        settings = replace(machine.settings, **cast(dict[str, Any], changes))
+    except ValueError as exc:
+        raise SettingsError(str(exc)) from exc
     return msgspec.structs.replace(
         machine, options={**machine.options, **options}, settings=settings
     )
@@ -224,18 +230,39 @@ def workload_of(
     journal: Journal | None,
 ) -> LeveledLoad:
     """What arrives. Raises SettingsError."""
+    context_length = machine.settings.context_length
     arrivals: Iterator[Arrival] | None = None
     if journal is not None:
         arrivals = iter(journal.arrivals)
     elif wanted.trace:
-        arrivals = read_trace(wanted.trace, max_tokens=MAX_TOKENS)
+        arrivals = _fitting(read_trace(wanted.trace, max_tokens=MAX_TOKENS), context_length)
     if arrivals is not None:
         return RecordedTraffic(recorded=list(islice(arrivals, wanted.requests or None)))
     return replace(
         users_of(wanted, lengths),
-        context_length=machine.settings.context_length,
+        context_length=context_length,
         vocab_size=machine.settings.vocab_size,
         guesses=machine.guesses,
+    )
+
+
+def _fitting(arrivals: Iterator[Arrival], context_length: int) -> Iterator[Arrival]:
+    """The arrivals of a trace that has no limits of outputs, with limits that fit the context."""
+    for arrival in arrivals:
+        limit = arrival.max_new_tokens
+        if limit is not None and arrival.prompt_len + limit > context_length:
+            limit = None
+        yield arrival._replace(max_new_tokens=limit)
+
+
+def check_served(found: CapacityAnswer) -> None:
+    """Raises SettingsError if not one request was served, with any settings."""
+    if found.knee_point.requests_per_s:
+        return
+    settings = found.machine.settings
+    raise SettingsError(
+        f"not one request of this traffic can be served: {settings.context_length:,} tokens of "
+        f"context and {found.machine.kv_tokens:,} of KV must have room for a prompt and its output"
     )
 
 
@@ -283,9 +310,9 @@ def _builds(fixed: Mapping[str, OptionValue], text: str) -> list[Build]:
 def _print(found: Sequence[Planned]) -> None:
     if len(found) > 1:
         print(show.compared([(one.build.name, one.answer) for one in found]))
-        for one in found:
-            for line in stated_quality(one.build.options):
-                print(f"quality    {one.build.name}: {line}")
+        stated = [line for one in found for line in stated_quality(one.build.options)]
+        for line in dict.fromkeys(stated):  # several builds may have the same option
+            print(f"quality    {line}")
         print(f"\n{found[0].build.name}")
     for line in show.lines(found[0].answer):
         print(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from weft.capacity.answer import CapacityAnswer, CurvePoint
@@ -9,6 +10,7 @@ from weft.capacity.axes.axis import AxisValue
 from weft.capacity.fleet import FleetPoint
 from weft.capacity.search import Candidate
 from weft.cli.capacity.served import words_of
+from weft.sim.report import Slo
 from weft.sim.table import level, number, table
 
 BAR_LEN = 30
@@ -75,8 +77,7 @@ def _curve_row(one: CurvePoint, highest: float, knee: float) -> list[str]:
 
 def _knee(found: CapacityAnswer) -> Iterator[str]:
     bounds = found.wanted
-    words = f"{bounds.share:.0%} of requests within {bounds.slo.ttft_s:g} s to the first token"
-    words += f" and {1e3 * bounds.slo.itl_s:g} ms between tokens"
+    words = f"{bounds.share:.0%} of requests {_within(bounds.slo)}"
     low = level(found.knee_range.low)
     high = level(found.knee_range.high)
     if not found.knee:
@@ -88,6 +89,15 @@ def _knee(found: CapacityAnswer) -> Iterator[str]:
             f"varies): {words}"
         )
     yield f"           with the settings it was measured with: {level(found.base_knee)}"
+
+
+def _within(slo: Slo) -> str:
+    parts = []
+    if math.isfinite(slo.ttft_s):
+        parts.append(f"within {slo.ttft_s:g} s to the first token")
+    if math.isfinite(slo.itl_s):
+        parts.append(f"within {1e3 * slo.itl_s:g} ms between tokens")
+    return " and ".join(parts) or "served"
 
 
 def _fleet(found: CapacityAnswer) -> Iterator[str]:

@@ -23,7 +23,7 @@ from weft.capacity.axes.table import AXES
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.workload import RecordedTraffic
 from weft.cli.capacity.options import WorkloadOptions
-from weft.cli.capacity.plan import SearchTime, journal_in, machine_of, workload_of
+from weft.cli.capacity.plan import SearchTime, check_served, journal_in, machine_of, workload_of
 from weft.cli.capacity.show import plain_text
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.options import Command, SettingsError, asked_help, option
@@ -74,6 +74,7 @@ def tune(argv: Sequence[str]) -> int:
     axes = live_axes(journal.settings, state)
     question = Question(workload, wanted.wanted, axes, wanted_level=level)
     found = answer(machine, question, SearchTime(options.search_s))
+    check_served(found)
     for line in lines(found, machine):
         print(line)
     changes = found.best.changes
@@ -86,14 +87,18 @@ def tune(argv: Sequence[str]) -> int:
 
 
 def live_axes(settings: SchedulerSettings, state: Mapping[str, AxisValue]) -> list[Axis]:
-    """The axes that a server with these settings can change, with the values that it accepts:
-    memory was laid out for those of its start."""
+    """The axes that a server with these settings at its start can change, with the values that it
+    accepts: memory was laid out for those of its start. They bound what is tried, and not the
+    present ones, which may be far too low."""
 
     def accepted(axis: Axis) -> Values:
         check = CHANGEABLE[axis.name]
-        return lambda machine, now: [
-            value for value in axis.values(machine, now) if not check(value, settings)
-        ]
+
+        def values(machine: MeasuredMachine, now: SchedulerSettings) -> Sequence[AxisValue]:
+            at_start = msgspec.structs.replace(machine, settings=settings)
+            return [value for value in axis.values(at_start, now) if not check(value, settings)]
+
+        return values
 
     live = [axis for axis in AXES if axis.is_live and axis.name in state]
     return [SettingAxis(axis.name, accepted(axis), is_live=True) for axis in live]
@@ -111,13 +116,16 @@ def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
     """What should change, and what that brings."""
     base = found.base.point
     best = found.best
+    found_lines = []
+    if not found.is_complete:
+        found_lines.append("the time for the search (--search-s) ended before it was complete")
     at = f"{level(base.level)} {found.unit}"
     if not best.changes:
         return [
+            *found_lines,
             f"nothing: at {at} {base.good_share:.0%} of requests are within the bounds, and no "
-            "other setting that was tried brings more"
+            "other setting that was tried brings more",
         ]
-    found_lines = []
     for name, value in best.changes.items():
         before = getattr(machine.settings, name)
         found_lines.append(f"{name}: {plain_text(before)} -> {plain_text(value)}")

@@ -196,7 +196,7 @@ async def metrics(context: ServerContext, request: Request) -> ASGIApp:
 
 
 ROUTES = (
-    get("/v1/models", models, "The model that is served", answer=ModelList),
+    get("/v1/models", models, "The models that are served, and adapters", answer=ModelList),
     get("/v1/models/{id:path}", model, "One model", answer=ModelCard),
     get("/metrics", metrics, "Metrics for Prometheus", access="metrics"),
     get("/model_info", model_info, "Facts about the model"),

@@ -68,6 +68,8 @@ def chat_request(body: CountRequest) -> TranslatedChat:
         request.thinking = ThinkingSwitch(
             type=body.thinking.type, budget_tokens=body.thinking.budget_tokens
         )
+    if body.output_config is not None:
+        request.reasoning_effort = body.output_config.effort
     if body.tool_choice is not None:
         _choose(request, body.tool_choice)
     last = messages[-1] if messages else None
@@ -82,8 +84,6 @@ def sampled_request(body: MessagesRequest) -> TranslatedChat:
     require_one_answer(body.n)
     request = chat_request(body)
     copy_sampling(body, request)
-    if body.output_config is not None:
-        request.reasoning_effort = body.output_config.effort
     format = _output_format(body)
     if format is not None:
         request.response_format = _response_format(format)

@@ -245,8 +245,8 @@ def _time(seconds: float) -> str:
 ROUTES = (
     post("/api/chat", chat, "Continue a conversation (Ollama)", OllamaChatRequest),
     post("/api/generate", generate, "Continue a text (Ollama)", OllamaGenerateRequest),
-    get("/api/tags", tags, "The model that is served (Ollama)"),
-    get("/api/ps", ps, "The model that is loaded (Ollama)"),
+    get("/api/tags", tags, "The models that are served, and adapters (Ollama)"),
+    get("/api/ps", ps, "The models that are loaded, and adapters (Ollama)"),
     post("/api/show", show, "Facts about the model (Ollama)", OllamaShowRequest),
     get("/api/version", version, "Version of weft (Ollama)"),
 )

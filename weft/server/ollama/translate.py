@@ -92,6 +92,9 @@ def _sampled(request: ChatRequest, body: OllamaRequest) -> ChatRequest:
     if body.options is not None:
         copy_sampling(body.options, request)
         max_tokens = body.options.num_predict
+        if max_tokens == 0:
+            message = "num_predict is 0; at least 1 is allowed, or a number below 0 for no limit"
+            raise ApiError(400, message, param="options.num_predict")
         if max_tokens is not None and max_tokens >= 0:
             request.max_tokens = max_tokens
     if body.think is not None:

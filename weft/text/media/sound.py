@@ -23,6 +23,7 @@ RATES = range(4_000, 192_001)  # samples a second
 BLOCK = 1 << 16  # frames that are decoded at once
 # First bytes of the files that soundfile may read. It can read other formats, which are refused.
 STARTS = {b"fLaC": "FLAC", b"OggS": "OGG", b"ID3": "MP3"}
+GAVE_UP = 7  # a code of soundfile, whose text is about files on a disk
 READ = "WAV, FLAC, MP3 and Ogg"
 
 
@@ -74,19 +75,30 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
             f"the sound is {format}, and this server reads only WAV: the package soundfile is "
             "not installed (pip install soundfile)"
         ) from None
+
+    class Stream(soundfile.SoundFile):  # type: ignore[misc]
+        """Is read to its end, whatever length its header states. A file that can be sought is
+        sought after each read, to where it already is: this fails where the header lies, and takes
+        longer than the decoding of Opus."""
+
+        def seekable(self) -> bool:
+            return False
+
     try:
-        with soundfile.SoundFile(io.BytesIO(raw)) as file:
+        with Stream(io.BytesIO(raw)) as file:
             if file.format not in STARTS.values():
                 raise ValueError(f"the sound begins as {format}, and is {file.format}")
             return _read(file, max_seconds)
     except soundfile.SoundFileError as exc:
         # The whole text of the error also names the buffer that is read.
         why = getattr(exc, "error_string", exc)
+        if getattr(exc, "code", 0) == GAVE_UP:
+            why = "it is damaged"
         raise ValueError(f"the sound cannot be decoded as {format}: {why}") from exc
 
 
 def _read(file: Any, max_seconds: float) -> Sound:
-    """The samples of an open file, read in blocks: it may be longer than its header says."""
+    """The samples of an open file, read in blocks."""
     _check(file.samplerate, file.channels, 0, max_seconds)
     pieces = []
     num_frames = 0

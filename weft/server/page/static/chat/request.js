@@ -1,4 +1,4 @@
-// The body of a request for the answer to a path of messages. Knows neither a browser nor a server.
+// The body of a request for the answer to a path of messages. Knows neither browser nor server.
 
 // The numbers of sampling that a chat may set, with their ranges; what is not set is the server's.
 export const NUMBERS = [
@@ -59,8 +59,8 @@ function message({ role, text, files = [], calls = [], call, name }) {
 const asked = ({ id, name, args }) => ({ id, type: "function", function: { name, arguments: args || "{}" } });
 
 function part({ kind, name, data, text }) {
-	if (kind === "image") return { type: "image_url", image_url: { url: data } };
 	if (kind === "audio") return { type: "input_audio", input_audio: { data: data.slice(data.indexOf(",") + 1), format: name.split(".").pop().toLowerCase() } };
+	if (kind !== "text") return { type: kind + "_url", [kind + "_url"]: { url: data } };
 	const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map((marks) => marks.length + 1)));
 	return { type: "text", text: `${name}:\n${fence}\n${text}\n${fence}` };
 }

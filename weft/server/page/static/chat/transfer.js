@@ -62,7 +62,7 @@ function array(value, where) {
 	return value;
 }
 
-const DATA = /^data:(image|audio)\/[\w.+-]+;base64,/;
+const DATA = /^data:(image|audio|video)\/[\w.+-]+;base64,/;
 
 function pick(from, names) {
 	const made = {};
