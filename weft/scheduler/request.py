@@ -471,11 +471,6 @@ class Columns:
             rows = turns.take(self, rows)
         return rows
 
-    def computed_len(self, rows: IntArray) -> IntArray:
-        """[n] How many tokens of `rows` [n] the next step does not compute. It computes drafts
-        again that the step before has not compared yet, with overlap."""
-        return np.minimum(self.kv_len.take(rows), self.known_len.take(rows))
-
     def beside_drafts(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """The rows of the next step, of those that it may take, and the drafts of each, of
         `counts` [n] that were made."""

@@ -44,13 +44,16 @@ class SpareTime(NamedTuple):
     def without_drafts(self, columns: Columns, rows: IntArray, counts: IntArray) -> SpareTime:
         """The time that is left beside so many drafts of each row."""
         draft_s = self.cost.token_s + self.cost.pair_s * columns.seq_len.take(rows)
-        return self._replace(seconds=self.seconds - float(np.cumsum(draft_s * counts)[-1]))
+        needed_s = np.cumsum(draft_s * counts)
+        left_s = self.seconds - float(needed_s[-1])
+        return self._replace(seconds=left_s)
 
     def num_rows(self, columns: Columns, rows: IntArray, num_drafts: IntArray | int = 0) -> int:
         """How many of `rows` [n], the first ones, have time for their next step, with so many
         drafts of each."""
         seq_len = columns.seq_len.take(rows).astype(np.int64)
-        lens = seq_len - columns.computed_len(rows) + num_drafts
+        computed = np.minimum(columns.kv_len.take(rows), columns.known_len.take(rows))
+        lens = seq_len - computed + num_drafts
         # Sums of integers are the same on every machine.
         num_tokens = np.cumsum(lens)
         num_pairs = np.cumsum(lens * seq_len)

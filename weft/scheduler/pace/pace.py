@@ -481,6 +481,7 @@ class Pace:
         """The load of a step of `rows` alone."""
         columns = self._columns
         seq_len = columns.seq_len[rows]
-        lens = seq_len - columns.computed_len(rows)
+        # With overlap, drafts that are not compared yet are computed again.
+        lens = seq_len - np.minimum(columns.kv_len[rows], columns.known_len[rows])
         pairs = lens * seq_len
         return StepLoad(int(lens.sum()), int(pairs.sum()))

@@ -166,13 +166,13 @@ class SpeculativePlanner(Planner):
         until: IntArray | None = None
         if drafts or self._listed_rows:
             columns = self._columns
-            rows, in_turn = self._in_turn(rows, drafts)
+            rows, in_time = self._in_time(rows, drafts)
             starts = columns.kv_len.take(rows)
             ends = columns.seq_len.take(rows)
             until = self._speculator.pace.forced_ends(rows, starts, ends, num_before)
             # Drafts follow the last known token, so it must be computed in this step.
             reached = set(rows[until == ends].tolist())
-            beside = [draft for draft in in_turn if draft.row in reached]
+            beside = [draft for draft in in_time if draft.row in reached]
             self._drafts = self._fitting(rows, self._beside(rows, num_before, beside))
             used = {draft.row for draft in self._drafts}
             for draft in drafts:
@@ -188,15 +188,14 @@ class SpeculativePlanner(Planner):
             self._planned = None
         return work
 
-    def _in_turn(self, rows: IntArray, drafts: list[Draft]) -> tuple[IntArray, list[Draft]]:
+    def _in_time(self, rows: IntArray, drafts: list[Draft]) -> tuple[IntArray, list[Draft]]:
         """The rows that take part in a step with drafts, and the drafts that it has time for."""
         if not drafts:
             return rows, drafts
-        made = {draft.row: len(draft.tokens) for draft in drafts}
-        counts = np.array([made.get(row, 0) for row in rows.tolist()], dtype=np.int32)
+        counts = counts_of(rows, drafts)
         rows, counts = self._columns.beside_drafts(rows, counts)
         taken = dict(zip(rows.tolist(), counts.tolist(), strict=True))
-        found = []
+        found: list[Draft] = []
         for draft in drafts:
             tokens = draft.tokens[: taken.get(draft.row, 0)]
             if len(tokens):
@@ -262,6 +261,13 @@ def _first_of(drafts: list[Draft], num_tokens: int) -> list[Draft]:
     return found
 
 
+def counts_of(rows: IntArray, drafts: list[Draft]) -> IntArray:
+    """[R] How many drafts each of `rows` [R] has."""
+    num_drafts = {draft.row: len(draft.tokens) for draft in drafts}
+    counts = [num_drafts.get(row, 0) for row in rows.tolist()]
+    return np.array(counts, dtype=np.int32)
+
+
 def followers(work: StepTokens) -> dict[int, Follower]:
     """The part of a step that follows the last step of its rows, by row."""
     drafts = or_zeros(work.drafts, len(work.rows))
@@ -305,8 +311,7 @@ def prepare_with_drafts(
         starts = np.where(unsettled > 0, num_known, starts)
         counts = np.zeros(len(rows), dtype=np.int32)
     if drafts:
-        num_drafts = {draft.row: len(draft.tokens) for draft in drafts}
-        counts = np.array([num_drafts.get(row, 0) for row in rows.tolist()], dtype=np.int32)
+        counts = counts_of(rows, drafts)
         for draft in drafts:
             begin = columns.seq_len[draft.row]
             columns.tokens[draft.row, begin : begin + len(draft.tokens)] = draft.tokens
