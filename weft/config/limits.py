@@ -51,7 +51,7 @@ class Limits:
     )
     max_json_depth: int = option(
         64,
-        "nesting of free-form values: tools, schemas, template arguments",
+        "nesting of free-form values, such as tools, schemas, template arguments",
         group="limits",
         low=4,
         high=500,
