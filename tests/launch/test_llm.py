@@ -400,7 +400,7 @@ def test_threads_and_files_end_with_an_llm(folder: Path, tmp_path: Path, is_clos
     before = set(threading.enumerate())
     pipes = num_pipes()
     llm = loaded(folder, tmp_path / "cache")
-    assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) - before
     if is_closed:
         llm.close()
     del llm

@@ -119,6 +119,7 @@ NEVER_LATE = {"weft.scheduler.scheduler.Scheduler.process_batch_result"}
 NEVER_EARLY = {
     "weft.scheduler.outbox.Outbox.attempt",
     "weft.scheduler.outbox.Outbox.finish",
+    "weft.scheduler.scheduler.Scheduler.end",
 }
 
 

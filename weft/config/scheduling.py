@@ -57,7 +57,7 @@ class SchedulingOptions:
     )
     max_queued_requests: int = option(
         4096,
-        "waiting requests; more are refused with 503",
+        "waiting online requests, and as many of the background; more are refused with 503",
         group="scheduling",
         changeable=True,
         everyday=True,
@@ -179,7 +179,7 @@ class SchedulingOptions:
         judge="weft.scheduler.policies.composed.build:why_not",
     )
     background_slowdown: float = option(
-        3.0,
+        2.75,
         "how many times as long steps of other requests may take for background requests as they "
         "would on average without them",
         group="scheduling",

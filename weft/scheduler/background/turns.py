@@ -30,17 +30,6 @@ class SpareTime(NamedTuple):
     seconds: float
     cost: CostModel
 
-    def num_drafts(self, columns: Columns, rows: IntArray, counts: IntArray) -> IntArray:
-        """How many of their drafts `counts` [n] the `rows` [n] have time for, the first rows
-        first."""
-        draft_s = self.cost.token_s + self.cost.pair_s * columns.seq_len.take(rows)
-        needed_s = draft_s * counts
-        left_s = self.seconds - (np.cumsum(needed_s) - needed_s)
-        fits = counts.astype(np.float64)
-        np.divide(left_s, draft_s, out=fits, where=draft_s > 0)
-        fitting: IntArray = np.clip(np.floor(fits), 0, counts).astype(np.int32)
-        return fitting
-
     def without_drafts(self, columns: Columns, rows: IntArray, counts: IntArray) -> SpareTime:
         """The time that is left beside so many drafts of each row."""
         draft_s = self.cost.token_s + self.cost.pair_s * columns.seq_len.take(rows)
@@ -94,24 +83,23 @@ class BackgroundTurns:
     def beside_drafts(
         self, columns: Columns, rows: IntArray, counts: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """Drafts of online requests have time first, then background rows, each with its drafts.
-        After the first that does not fit, rows go on without theirs."""
+        """Background rows take the time that drafts of online requests leave, each with its
+        drafts. After the first that does not fit, rows go on without theirs."""
         spare = self._spare
         if spare is None:
             return rows, counts
         is_background = columns.background.take(rows)
-        taken = spare.num_drafts(columns, rows, np.where(is_background, 0, counts))
-        spare = spare.without_drafts(columns, rows, taken)
+        spare = spare.without_drafts(columns, rows, np.where(is_background, 0, counts))
         background = rows[is_background]
         num_drafts = counts[is_background]
         num_drafts[spare.num_rows(columns, background, num_drafts) :] = 0
-        taken[is_background] = num_drafts
+        counts[is_background] = num_drafts
         num_rows = spare.num_rows(columns, background, num_drafts)
         if num_rows == len(background):
-            return rows, taken
+            return rows, counts
         takes_part = ~is_background
         takes_part[np.flatnonzero(is_background)[:num_rows]] = True
-        return rows[takes_part], taken[takes_part]
+        return rows[takes_part], counts[takes_part]
 
     def _spare_time(self, online: IntArray, prompts: Sequence[Request]) -> SpareTime | None:
         if self._pace is None:

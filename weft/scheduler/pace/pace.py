@@ -189,6 +189,8 @@ class Pace:
         # 0 if prompts were computed since then.
         self.since_s = 0.0
         self._budget: StepBudget | None = None  # of the last pass
+        # Drafts of online requests in the last step that had some of these and others.
+        self._num_drafts = 0
         # How long steps may take for background requests; None: none has come yet.
         self.room: StepRoom | None = None
 
@@ -232,6 +234,7 @@ class Pace:
             return
         if self.room is not None:
             self.room.planned(plan.step, self._online_s(batch))
+            self._count_drafts(batch)
         has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
         if has_decodes or not self.load_of(self._next_rows()).tokens:
             self.since_s = 0.0
@@ -292,6 +295,7 @@ class Pace:
         cost = self.cost.model()
         decode_s = cost.seconds(self.load_of(rows))
         # What background rows may take, prompts of online requests may take as well.
+        background_s -= cost.token_s * self._num_drafts
         bound_s = max(slowdown * decode_s, LEAST_BOUND_S, background_s)
         bound_s = min(bound_s, self._longest_s)
         left_s = bound_s - self.since_s - decode_s
@@ -315,7 +319,7 @@ class Pace:
         cost = self.cost.model()
         bound_s = self._bounds.background_s
         if len(online):
-            bound_s = self._background_bound_s()
+            bound_s = self._background_bound_s() - cost.token_s * self._num_drafts
             if self._columns.num_background < self._reserve(bound_s, cost):
                 rows = online
         left_s = bound_s - self.since_s - cost.seconds(self.load_of(rows))
@@ -362,6 +366,15 @@ class Pace:
         is_online = ~self._columns.background.take(batch.rows)
         load = StepLoad.of_tokens(batch.starts[is_online], batch.lens[is_online])
         return cost.token_s * load.tokens + cost.pair_s * load.pairs
+
+    def _count_drafts(self, batch: Batch) -> None:
+        """Prompts leave the drafts of online rows as much time as they took last."""
+        is_online = ~self._columns.background.take(batch.rows)
+        if not is_online.any():
+            return
+        self._num_drafts = 0
+        if batch.plan.drafts is not None:
+            self._num_drafts = int(batch.plan.drafts[is_online].sum())
 
     def draft_room(self, num_before: int) -> float:
         """How many drafts the next step of the running requests has time for, after `num_before`

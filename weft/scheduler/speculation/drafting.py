@@ -72,7 +72,7 @@ class DraftingPlanner(SpeculativePlanner):
             self._guesser.seen.copied(batch.plan.copies.sources, batch.plan.copies.targets)
         self._guesser.seen.written(batch.plan.slots)
         if was_guessed and not prefills:
-            self._guesser.note_used({draft.row for draft in self._drafts})
+            self._guesser.note_used({draft.row for draft in self._proposed})
         # Guesses follow known tokens. So steps overlap only while guesses do not pay.
         batch.blocks_overlap |= self._guesser.looks_next
         return batch

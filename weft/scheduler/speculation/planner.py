@@ -90,6 +90,7 @@ class SpeculativePlanner(Planner):
         self._speculator = speculator
         self._max_tokens = max_tokens
         self._drafts: list[Draft] = []  # of the step that is being planned
+        self._proposed: list[Draft] = []  # the same, with those that it has no time for
         self._planned: DraftedBatch | None = None  # the last batch, until it is settled
         # Rows whose last token the device may not have: it sampled other tokens last, after drafts.
         self._listed_rows: set[int] = set()
@@ -162,6 +163,7 @@ class SpeculativePlanner(Planner):
 
     def _list_decode(self, rows: IntArray, num_before: int) -> StepTokens:
         drafts = self._speculator.propose(rows)
+        self._proposed = drafts
         self._drafts = []
         until: IntArray | None = None
         if drafts or self._listed_rows:
