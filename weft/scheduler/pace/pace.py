@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.arrays import IntArray
+from weft.arrays import BoolArray, IntArray
 from weft.plan.step import Plan
 from weft.scheduler.batch import Batch, RunningBatch
 from weft.scheduler.pace.draft_cost import DraftCost, size_of
@@ -189,7 +189,7 @@ class Pace:
         # 0 if prompts were computed since then.
         self.since_s = 0.0
         self._budget: StepBudget | None = None  # of the last pass
-        # Drafts of online requests in the last step that had some of these and others.
+        # Drafts of online requests in the last step that had some of their rows.
         self._num_drafts = 0
         # How long steps may take for background requests; None: none has come yet.
         self.room: StepRoom | None = None
@@ -233,8 +233,9 @@ class Pace:
             self.since_s += self.draft_cost.seconds(*size_of(plan, plan.drafting))
             return
         if self.room is not None:
-            self.room.planned(plan.step, self._online_s(batch))
-            self._count_drafts(batch)
+            is_online = ~self._columns.background.take(batch.rows)
+            self.room.planned(plan.step, self._online_s(batch, is_online))
+            self._count_drafts(batch, is_online)
         has_decodes = plan.layers is None and len(batch.rows) > len(batch.prefills)
         if has_decodes or not self.load_of(self._next_rows()).tokens:
             self.since_s = 0.0
@@ -358,18 +359,17 @@ class Pace:
             return 0.0
         return min(self.room.bound_s(cost), self._longest_s)
 
-    def _online_s(self, batch: Batch) -> float:
-        """What the tokens of online requests take in a step."""
+    def _online_s(self, batch: Batch, is_online: BoolArray) -> float:
+        """What the tokens of online requests, those of the rows `is_online` [R], take in a step."""
         cost = self.model()
         if cost is None:
             return 0.0
-        is_online = ~self._columns.background.take(batch.rows)
         load = StepLoad.of_tokens(batch.starts[is_online], batch.lens[is_online])
         return cost.token_s * load.tokens + cost.pair_s * load.pairs
 
-    def _count_drafts(self, batch: Batch) -> None:
-        """Prompts leave the drafts of online rows as much time as they took last."""
-        is_online = ~self._columns.background.take(batch.rows)
+    def _count_drafts(self, batch: Batch, is_online: BoolArray) -> None:
+        """Prompts leave the drafts of online rows, `is_online` [R], as much time as they took
+        last."""
         if not is_online.any():
             return
         self._num_drafts = 0

@@ -192,7 +192,7 @@ class SpeculativePlanner(Planner):
 
     def _in_time(self, rows: IntArray, drafts: list[Draft]) -> tuple[IntArray, list[Draft]]:
         """The rows that take part in a step with drafts, and the drafts that it has time for."""
-        if not drafts:
+        if not drafts or not self._columns.turns:
             return rows, drafts
         counts = counts_of(rows, drafts)
         rows, counts = self._columns.beside_drafts(rows, counts)
