@@ -521,7 +521,8 @@ REFUSED = {
     "no heads": ({"llama.attention.head_count": 0}, "is"),
     "wide layers": ({"llama.embedding_length": 2**31, "llama.rope.dimension_count": None}, "says"),
     "wide feed-forward": ({"llama.feed_forward_length": 2**31}, "ffn_gate.weight is"),
-    "no context": ({"llama.context_length": 0}, "must be at least 1"),
+    "no context": ({"llama.context_length": 0}, r"a\.gguf: llama\.context_length is 0; it must be"),
+    "no rotation": ({"llama.rope.freq_base": 0.0}, r"llama\.rope\.freq_base is 0; it must be"),
     "an end that is no token": ({"tokenizer.ggml.eos_token_id": 260}, "are in the vocabulary"),
     "no tokens": ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens"),
     "tokens that are numbers": ({"tokenizer.ggml.tokens": 3}, "has no tokenizer.ggml.tokens"),
@@ -550,6 +551,14 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -
     with pytest.raises(ModelError, match=message) as raised:
         prepare(EngineConfig(model=str(file)))
     assert "\n" not in str(raised.value)
+
+
+def test_heads_without_values_are_refused_where_a_part_of_each_rotates(tmp_path: Path) -> None:
+    config, keys = VARIANTS["phi2"]
+    tensors = stored(hf_weights("phi2", **config), "phi2")
+    values = metadata("phi2", **{**keys, "attention__head_count": 65})
+    with pytest.raises(ModelError, match=r"phi2\.attention\.head_count 65: heads must have"):
+        described(write_gguf(tmp_path / "a.gguf", values, tensors))
 
 
 @pytest.mark.parametrize(
