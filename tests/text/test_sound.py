@@ -151,7 +151,8 @@ HOSTILE = {
     "infinite": (wav_bytes(struct.pack("<d", 1e300), kind=3, bits=64), "not finite"),
     "flac of noise": (b"fLaC" + bytes(range(256)) * 4, "cannot be decoded as FLAC"),
     "ogg of noise": (b"OggS" + bytes(range(256)) * 4, "cannot be decoded as OGG"),
-    "noise within mp3": (NOISY_MP3, "cannot be decoded as MP3: it is damaged"),
+    "noise within mp3": (NOISY_MP3, "cannot be decoded as MP3: it is incomplete, damaged or"),
+    "header of an mp3 alone": (MP3[:4], "cannot be decoded as MP3: it is incomplete, damaged or"),
     "mp3 of noise": (b"\xff\xfb" + bytes(range(256)) * 4, "MP3|empty"),
 }
 

@@ -23,7 +23,6 @@ RATES = range(4_000, 192_001)  # samples a second
 BLOCK = 1 << 16  # frames that are decoded at once
 # First bytes of the files that soundfile may read. It can read other formats, which are refused.
 STARTS = {b"fLaC": "FLAC", b"OggS": "OGG", b"ID3": "MP3"}
-GAVE_UP = 7  # a code of soundfile, whose text is about files on a disk
 READ = "WAV, FLAC, MP3 and Ogg"
 
 
@@ -90,11 +89,11 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
                 raise ValueError(f"the sound begins as {format}, and is {file.format}")
             return _read(file, max_seconds)
     except soundfile.SoundFileError as exc:
-        # The whole text of the error also names the buffer that is read.
-        why = getattr(exc, "error_string", exc)
-        if getattr(exc, "code", 0) == GAVE_UP:
-            why = "it is damaged"
-        raise ValueError(f"the sound cannot be decoded as {format}: {why}") from exc
+        # The library's own texts are about files on a disk, and about formats that it has not.
+        raise ValueError(
+            f"the sound cannot be decoded as {format}: it is incomplete, damaged or of a kind that "
+            "is not supported"
+        ) from exc
 
 
 def _read(file: Any, max_seconds: float) -> Sound:
