@@ -116,6 +116,13 @@ def test_what_is_not_handed_over_goes_to_the_decode_server_alone(
     assert not pair.prefill.bodies
 
 
+@pytest.mark.parametrize("name", ["model", "lora_path"])
+def test_the_prompt_of_an_adapter_goes_to_a_prefill_server_first(pair: Pair, name: str) -> None:
+    assert pair.ask(**{name: "sea"}).status_code == 200
+    assert [body[name] for body in pair.prefill.bodies + pair.decode.bodies] == ["sea", "sea"]
+    assert pair.decode.bodies[0]["bootstrap_port"] == 7
+
+
 OWN_ROOMS = {
     "bootstrap_host": "10.0.0.9",
     "bootstrap_port": 99,

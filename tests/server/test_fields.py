@@ -268,6 +268,17 @@ def test_a_conversation_that_is_too_long_is_cut_only_on_request(
     assert http.post("/v1/responses", json={**body, "truncation": "all"}).status_code == 400
 
 
+def test_a_server_with_one_engine_refuses_a_header_for_another(http: httpx.Client) -> None:
+    def asked(rank: str) -> httpx.Response:
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+        return http.post("/v1/completions", json=body, headers={"X-data-parallel-rank": rank})
+
+    assert asked("0").status_code == 200
+    for wrong in ("1", "one"):
+        assert asked(wrong).status_code == 400
+        assert asked(wrong).json()["error"]["param"] == "routed_dp_rank"
+
+
 def test_the_fields_of_chat_requests_are_known_to_apis_that_translate_to_them() -> None:
     for api in GENERATING[1:]:
         assert own_names(api) | refused_names(api) >= CHAT_FIELDS

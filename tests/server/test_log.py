@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -131,3 +133,16 @@ def test_line_carries_the_name_of_the_request_that_is_worked_on(own_lines: io.St
     assert one.endswith(" one rid=r-7")
     assert other.endswith(" other rid=own")
     assert none.endswith(" none")
+
+
+def test_a_program_without_logging_sees_warnings_with_level_and_values() -> None:
+    program = """
+from weft.observe.log import EventLog, silent
+log = EventLog("engine")
+log.info("unseen")
+log.warning("lack", pages=3)
+with silent():
+    log.warning("unseen")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ended.stderr.decode().split()[1:] == ["warning", "engine", "lack", "pages=3"]

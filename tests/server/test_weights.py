@@ -82,6 +82,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ("init_weights_update_group", {**GROUP, "rank_offset": 0}, "rank_offset"),
         ("init_weights_update_group", {**GROUP, "rank_offset": 2}, "rank_offset"),
         ("init_weights_update_group", {**GROUP, "master_port": 70_000}, "master_port"),
+        ("init_weights_update_group", {**GROUP, "master_address": " "}, "master_address"),
         ("init_weights_update_group", {**GROUP, "timeout_s": 0}, "timeout_s"),
         ("get_weights_by_name", {"name": NAME, "truncate_size": 0}, "truncate_size"),
     ],

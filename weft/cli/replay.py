@@ -25,6 +25,7 @@ from weft.journal.file import MAGIC, Damage, JournalError, JournalReader
 from weft.journal.records import BEGINNING
 from weft.journal.replay import BadJournal, Replay, last_beginning
 from weft.messages.control import Explanation
+from weft.observe import log
 from weft.scheduler.policies.composed.shadowed import Shadowed
 from weft.version import __version__
 
@@ -103,7 +104,7 @@ def replay(argv: Sequence[str]) -> int:
     if not options.file:
         raise SettingsError("no journal is given: weft replay FILE")
     try:
-        with JournalReader(Path(options.file)) as reader:
+        with log.silent(), JournalReader(Path(options.file)) as reader:
             return _replay(reader, options)
     except JournalError as exc:
         raise SettingsError(str(exc)) from exc

@@ -4,14 +4,19 @@ library's loggers.
 A value may hold anything that a user sent: control characters are escaped and long values cut, so
 that no request can forge a line or control the terminal. Lines that are logged during an HTTP
 request carry its name (`request_context.py`).
+
+In a program that has not configured logging, warnings go to standard error: Python alone would
+write the name of the event there, without its level and values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from weft.observe import request_context
@@ -151,6 +156,30 @@ def _plain(value: object, max_len: int = MAX_VALUE_LEN) -> object:
 FORMATS = {"text": LineFormatter, "json": JsonFormatter}
 
 _TRACE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code not in (0x22, 0x5C)}
+
+
+def _is_only_one(record: logging.LogRecord) -> bool:
+    """Whether nobody has configured where our events go."""
+    return not logging.getLogger().handlers and len(logging.getLogger("weft").handlers) == 1
+
+
+_unconfigured = logging.StreamHandler()
+_unconfigured.setLevel(logging.WARNING)
+_unconfigured.setFormatter(LineFormatter())
+_unconfigured.addFilter(_is_only_one)
+logging.getLogger("weft").addHandler(_unconfigured)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Log none of our events, because they repeat what was logged before."""
+    logger = logging.getLogger("weft")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def setup(level: str = "info", stream: TextIO | None = None, format: str = "text") -> None:

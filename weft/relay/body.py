@@ -25,7 +25,7 @@ HANDED = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
 PROMPT_FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input_ids", "text")
 NAMESPACE_FIELDS = ("model", "cache_salt", "extra_key", "lora_path")
 # The prompts of requests with one of these fields are computed on the decode server.
-COMPUTED_THERE = ("session_params", "input_embeds", "lora_path", "prompt_logprobs", "echo")
+COMPUTED_THERE = ("session_params", "input_embeds", "prompt_logprobs", "echo")
 # Fields that name a room or its server.
 ROOM_FIELDS = frozenset(
     {"bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params"}

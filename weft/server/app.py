@@ -51,7 +51,7 @@ from weft.server.body import json_bytes
 from weft.server.catalog import ModelCatalog
 from weft.server.context import Readiness, ServerContext, ServerInfo
 from weft.server.errors import ClientGone, error_response
-from weft.server.fields.engine import EngineHeader
+from weft.server.fields.engine import HEADER, want_engine_of_header
 from weft.server.helpers import ModelHelpers, load_sources, start_helpers
 from weft.server.http.handoff import WithTransferParams
 from weft.server.http.inner_call import InnerCall
@@ -258,8 +258,6 @@ def model_app(
         routes.append(Route(one.path, endpoint, methods=[one.method]))
     # Not wrapped in Starlette's application, because each piece of an answer would pass through it.
     inner: ASGIApp = Router(routes, redirect_slashes=False)
-    if config.dp_size > 1:
-        inner = EngineHeader(inner, config.dp_size)
     if info.settings.get("disaggregation_mode") == PREFILL:
         inner = WithTransferParams(inner)
     return ModelApp(context, inner, operations)
@@ -340,8 +338,11 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["weft.writers"] = self._context.writers  # for `Answer`
         receiver.set(receive)
+        request = Request(scope, receive)
         try:
-            answer = await self._handler(self._context, Request(scope, receive))
+            if HEADER in request.headers:
+                want_engine_of_header(request.headers[HEADER], self._context.config.dp_size)
+            answer = await self._handler(self._context, request)
         except ClientGone as exc:
             scope["weft.error"] = str(exc)
             return

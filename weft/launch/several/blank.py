@@ -11,6 +11,7 @@ from dataclasses import replace
 from weft.assemble.prepare import load_tokenizer
 from weft.client.client import EngineClient
 from weft.config.limits import Limits
+from weft.config.numbers import MAX_ENGINES
 from weft.config.server import ServerConfig
 from weft.messages.codec import ToEngine
 from weft.server.app import ModelApp, SharedParts, model_app
@@ -41,7 +42,8 @@ def blank_app(
     return model_app(
         EngineClient(tokenizer, _nobody),
         tokenizer,
-        replace(config, any_model_name=True),  # bodies about models are read here
+        # Bodies about models are read here, and a header may name an engine of any of them.
+        replace(config, any_model_name=True, dp_size=MAX_ENGINES),
         info,
         readiness,
         limits,

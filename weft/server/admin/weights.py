@@ -145,6 +145,9 @@ async def init_weights_update_group(context: ServerContext, request: Request) ->
             "rank 0 sends, so 1 or more is expected"
         )
         raise ApiError(400, message, param="rank_offset")
+    if not body.master_address.strip():
+        message = "master_address is empty; the address of rank 0 is needed"
+        raise ApiError(400, message, param="master_address")
     return await _done(context, request, body, UPDATE_TIMEOUT_S + body.timeout_s)
 
 

@@ -1,15 +1,12 @@
-"""The engine that a request selects on a server with several: in its body by SGLang's
-`routed_dp_rank`, or by vLLM's header X-data-parallel-rank."""
+"""The engine that a request selects: in its body by SGLang's `routed_dp_rank`, or by vLLM's header
+X-data-parallel-rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from weft.client.fleet.wanted import wanted_rank
-from weft.server.errors import ApiError, error_response
+from weft.server.errors import ApiError
 from weft.server.fields.numbers import header_number
 
 HEADER = "X-data-parallel-rank"
@@ -36,19 +33,6 @@ def want_engine_of(ranks: Sequence[int | None], num_engines: int) -> None:
     want_engine(named[0], num_engines)
 
 
-class EngineHeader:
-    """Reads the header of every request. A server with one engine does not use it."""
-
-    def __init__(self, app: ASGIApp, num_engines: int) -> None:
-        self._app = app
-        self._num_engines = num_engines
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        text = Headers(scope=scope).get(HEADER)
-        if text is not None:
-            try:
-                want_engine(header_number(text, FIELD, HEADER), self._num_engines, HEADER)
-            except ApiError as exc:
-                await error_response(exc)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def want_engine_of_header(text: str, num_engines: int) -> None:
+    """Like `want_engine`, for the value of the header."""
+    want_engine(header_number(text, FIELD, HEADER), num_engines, HEADER)
