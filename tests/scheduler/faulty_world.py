@@ -54,6 +54,7 @@ WITH_PICTURES = {0, 3}
 WINDOWED = (8, 9, 10)  # worlds in which layers with windows have pages of their own
 STATEFUL = (11, 13)  # worlds in which some layers keep a state
 LAYERED = (8, 9)  # worlds in which prefills are split by layers
+WITH_BACKGROUND = {2}  # in which half of the requests are background requests
 CONTROL: list[ToEngine] = [
     AuditKv(call=2),
     BlockInput(call=2),
@@ -272,7 +273,9 @@ class FaultyWorld(EngineWorld):
     """`number`: which of the loads. Every second overlaps."""
 
     def __init__(self, number: int) -> None:
+        self.number = number
         self.rng = random.Random(f"faults {number}")
+        self.classes = random.Random(f"classes {number}")
         fail_steps = {17} if number % 3 == 1 else set()
         settings = _settings(self.rng, number)
         if number in WITH_DRAFTS:
@@ -366,6 +369,7 @@ class FaultyWorld(EngineWorld):
             salt=rng.choice(["", "", "other"]),
             user=rng.choice("ab"),
             priority=rng.choice([0, 0, 5]),
+            background=self.number in WITH_BACKGROUND and self.classes.random() < 0.5,
             timeout_ms=rng.choice([0, 0, 0, 400]),
         )
 

@@ -258,7 +258,10 @@ class OracleRunner:
                 token = int(given[i])
                 if num_open and token < LAST_SAMPLED:  # else it is of a picture
                     assert num_open >= LAST_SAMPLED - token
-                    token = self.runs[row][LAST_SAMPLED - token]
+                    run = self.runs[row]
+                    # Where the step before has failed, its run is not there.
+                    is_lost = LAST_SAMPLED - token >= len(run) and plan.step <= self.in_doubt_until
+                    token = LAST_SAMPLED if is_lost else run[LAST_SAMPLED - token]
                 token = int(self.last[row]) if token == LAST_SAMPLED else token
                 state = POISONED if state == POISONED else extend_hash(state, token, of_rows[row])
                 kept = state

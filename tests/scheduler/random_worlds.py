@@ -442,6 +442,7 @@ def run_random(
     pins: bool = False,
     num_stages: int = 1,
     background: bool = False,
+    dear_tokens: bool = False,
 ) -> RecordedWorld:
     """Run a random world to its end. If it breaks, its journal is in the file that the exception
     names. `switches`: the policy changes again and again. In every third world some requests belong
@@ -450,7 +451,8 @@ def run_random(
     guessed, rightly and wrongly. `guesses`: by a second model. `splits`: prefills are split by
     layers. `media`: prompts have pictures. `composed`: policies are made of several. `pins`: some
     requests pin the beginning of their prompts. `num_stages`: so many work at once on different
-    rows. `background`: half of the requests are background requests."""
+    rows. `background`: half of the requests are background requests. `dear_tokens`: each token
+    takes half as long as a step without any, so that guesses have no time beside all rows."""
     rng = random.Random(seed)
     settings = random_settings(rng)
     if pins:
@@ -486,7 +488,16 @@ def run_random(
     if puts_aside:
         world.put_aside_often()
     with journal_of_failure(world, f"weft-world-{seed}-"):
-        drive(world, rng, num_requests, switches, talks, pins=pins, background=background)
+        drive(
+            world,
+            rng,
+            num_requests,
+            switches,
+            talks,
+            pins=pins,
+            background=background,
+            dear_tokens=dear_tokens,
+        )
     return world
 
 
@@ -499,14 +510,16 @@ def drive(
     *,
     pins: bool = False,
     background: bool = False,
+    dear_tokens: bool = False,
 ) -> None:
     """Send random requests and aborts, and look that all ends well."""
     talk = None if talks is None else Talk(world, talks)
     families = [[rng.randrange(VOCAB) for _ in range(60)] for _ in range(3)]
     crowd = rng.choice([2, 10, 40])  # as long as fewer wait, others come
     if world.settings.draft_sources:
+        token_s = 0.0005 if dear_tokens else 0.00001
         world.let_steps_cost(
-            lambda plan: 0.00001 * plan.num_tokens + (0.001 if plan.drafting is None else 0.0001)
+            lambda plan: token_s * plan.num_tokens + (0.001 if plan.drafting is None else 0.0001)
         )
     elif world.settings.max_step_s:
         world.let_steps_cost(lambda plan: 0.001 + 0.0005 * plan.num_tokens)

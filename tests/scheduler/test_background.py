@@ -12,9 +12,11 @@ from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.scenes import Patience, Recorder, settings
 from tests.scheduler.world import VOCAB, World
+from weft.arrays import IntArray
 from weft.engine.explain import explain
 from weft.plan.step import Plan
-from weft.scheduler.request import NO_ROW, RequestState
+from weft.scheduler.background.turns import BackgroundTurns
+from weft.scheduler.request import NO_ROW, Columns, RequestState
 from weft.scheduler.retraction import cheapest
 
 NUM_WORLDS = 24
@@ -540,3 +542,27 @@ def test_the_random_worlds_reach_what_they_are_for() -> None:
         assert reached[f"{kind} stop"] > 5
         assert reached[f"{kind} length"] > 20
     assert reached["background retracted"] > 2 * reached["online retracted"] > 0
+
+
+def test_in_random_worlds_with_dear_tokens_rows_rest_for_the_guesses_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_rows = num_drafts = 0
+    beside_drafts = BackgroundTurns.beside_drafts
+
+    def counted(
+        turns: BackgroundTurns, columns: Columns, rows: IntArray, counts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        nonlocal num_rows, num_drafts
+        num_rows += len(rows)
+        num_drafts += int(counts.sum())
+        rows, counts = beside_drafts(turns, columns, rows, counts)
+        num_rows -= len(rows)
+        num_drafts -= int(counts.sum())
+        return rows, counts
+
+    monkeypatch.setattr(BackgroundTurns, "beside_drafts", counted)
+    for seed in (98, 106):
+        run_random(seed, background=True, drafts=True, dear_tokens=True)
+    assert num_rows > 20
+    assert num_drafts > 100
