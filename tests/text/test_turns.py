@@ -129,6 +129,20 @@ class Pixels:
     """What weak references can follow."""
 
 
+def test_closed_workers_have_no_threads_and_refuse_work() -> None:
+    async def main() -> None:
+        workers = Workers(2, "the test")
+        thread = await workers.run(threading.current_thread)
+        workers.close()
+        thread.join(240)
+        assert not thread.is_alive()
+        for _ in range(3):
+            with pytest.raises(Busy, match="shutting down"):
+                await workers.run(threading.current_thread)
+
+    go(main)
+
+
 def test_objects_of_failed_work_are_freed_with_its_error(without_collector: None) -> None:
     made: list[weakref.ref[Pixels]] = []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +75,10 @@ from weft.state.store import StateStore
 from weft.text.media.families import ProcessorRecipe
 from weft.text.parsers.formats import find_formats
 from weft.text.tokenizer import Tokenizer
+from weft.text.turns import Workers
+
+# A finished answer is not thrown away because other answers are written first.
+WRITER_WAIT_S = 600.0
 
 log = EventLog("server")
 
@@ -114,6 +118,14 @@ OPERATIONS = (
 )
 
 
+def _make_readers() -> Workers:
+    return Workers(2, "the reader of bodies")
+
+
+def _make_writers() -> Workers:
+    return Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedParts:
     """What the models of one server have in common."""
@@ -124,6 +136,8 @@ class SharedParts:
     refusals: RefusalLog
     catalog: ModelCatalog | None = None  # the models on this machine
     session_mark: str = ""  # distinguishes the stored sessions of models with the same tokenizer
+    readers: Workers = field(default_factory=_make_readers)
+    writers: Workers = field(default_factory=_make_writers)
 
 
 def shared_parts(
@@ -227,6 +241,8 @@ def model_app(
     adapters = adapters or AdapterNames()
     context = ServerContext(
         feed=Feed(client, tokenizer, lambda: readiness.draining),
+        readers=shared.readers,
+        writers=shared.writers,
         has_keys=has_keys,
         client=client,
         tokenizer=tokenizer,

@@ -28,9 +28,6 @@ from weft.text.templates.renderer import Renderer
 from weft.text.tokenizer import Tokenizer
 from weft.text.turns import Workers
 
-# A finished answer is not thrown away because other answers are written first.
-WRITER_WAIT_S = 600.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
@@ -108,14 +105,6 @@ class Readiness:
             call()
 
 
-def _make_readers() -> Workers:
-    return Workers(2, "the reader of bodies")
-
-
-def _make_writers() -> Workers:
-    return Workers(2, "the writer of answers", wait_s=WRITER_WAIT_S)
-
-
 def _no_batches() -> BatchService:
     return BatchService(Limits())
 
@@ -133,6 +122,8 @@ class ServerContext:
     adapters: AdapterNames
     loader: AdapterLoader
     feed: Feed  # for viewers of the live page
+    readers: Workers  # of bodies
+    writers: Workers  # of answers
     has_keys: bool = False  # whether requests carry a key
     media: ServedMedia | None = None  # None: the model takes only text
     limits: Limits = field(default_factory=Limits)
@@ -143,8 +134,6 @@ class ServerContext:
     refusals: RefusalLog = field(default_factory=RefusalLog)
     catalog: ModelCatalog | None = None  # the models on this machine; None: nobody asks for them
     pulls: OpenPulls = field(default_factory=OpenPulls)
-    readers: Workers = field(default_factory=_make_readers)
-    writers: Workers = field(default_factory=_make_writers)
     infill: Infill | None = None  # the tokens of fill-in-the-middle
     # How the model writes tool calls and reasoning.
     formats: Formats = field(default_factory=Formats)

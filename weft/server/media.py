@@ -126,6 +126,8 @@ class ServedMedia:
         does nothing."""
         self._loads.stop()
         self._readers.close()
+        self._fetchers.close()
+        self._threads.close()
 
     async def _load(
         self,

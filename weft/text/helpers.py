@@ -59,6 +59,7 @@ class HelperPool(Generic[P]):
     def close(self) -> None:
         """End all processes, and with them the work that is being done."""
         self._finalizer()
+        self._workers.close()
 
 
 class _Job(Generic[P]):

@@ -113,13 +113,23 @@ class Workers:
     def __init__(self, num_threads: int, what: str, *, wait_s: float = WAIT_S) -> None:
         self._turns = Turns(num_threads, what, wait_s=wait_s)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=what.replace(" ", "-"))
+        self._is_closed = False
 
     async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
-        """Run `work` in a thread. Returns what it returns; raises `Busy`, or what `work` raises."""
+        """Run `work` in a thread. Returns what it returns; raises `Busy`, also after `close`, or
+        what `work` raises."""
         await self._turns.take(is_long=is_long)
+        if self._is_closed:
+            self._turns.give_back(is_long=is_long)
+            raise Busy(STOPPING)
         # No local variable holds the future: it and an exception of the work would refer to each
         # other, and keep all objects of the work alive until the garbage collector runs.
         return await asyncio.wrap_future(self._begun(work, is_long))
+
+    def close(self) -> None:
+        """End the threads, each as soon as its work is done. Does not wait."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
 
     def _begun(self, work: Callable[[], T], is_long: bool) -> Future[T]:
         """Start the work. Its thread gives the slot back when the work is done, because the
