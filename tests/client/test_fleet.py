@@ -65,6 +65,7 @@ from weft.messages.control import (
 )
 from weft.messages.handoff import HandoffParams
 from weft.messages.media import MediaItem
+from weft.messages.outside import CallOutside, CallOutsideReply
 from weft.messages.picture import (
     GetPrefix,
     GetPrefixReply,
@@ -501,6 +502,17 @@ def test_the_input_of_a_new_engine_opens_with_the_ramp_of_a_start(is_blocked: bo
         assert changes.for_new_engine() == [BlockInput()]
     else:
         assert changes.for_new_engine() == [UnblockInput(ramp_s=30.0)]
+
+
+def test_a_new_engine_gets_the_last_control_request_of_ones_own_that_all_have_carried_out() -> None:
+    world = World()
+    world.fleet.changes.kept_outside = frozenset({"kept"})
+    good = CallOutsideReply(call=1)
+    for name, body in (("kept", b"a"), ("kept", b"b"), ("other", b"c")):
+        assert world.call(CallOutside(name=name, body=body, call=1), good, good) == good
+    wrong = CallOutsideReply(call=1, wrong="no")
+    assert world.call(CallOutside(name="kept", body=b"d", call=1), good, wrong) == wrong
+    assert world.fleet.changes.for_new_engine() == [CallOutside(name="kept", body=b"b", call=1)]
 
 
 def test_a_call_fails_if_one_engine_refuses() -> None:

@@ -385,7 +385,10 @@ def test_a_kept_connection_that_was_closed_is_not_used() -> None:
     assert len(worker.bodies) == 2
 
 
-def test_a_request_that_a_server_drops_on_a_kept_connection_is_not_sent_again() -> None:
+@pytest.mark.parametrize(("method", "num_sent"), [("POST", 1), ("GET", 2)])
+def test_what_a_server_drops_on_a_kept_connection_is_sent_once_more_if_it_changes_nothing(
+    method: str, num_sent: int
+) -> None:
     worker = ScriptedServer()
     with ExitStack() as stack:
         first = Serving(worker)
@@ -393,8 +396,8 @@ def test_a_request_that_a_server_drops_on_a_kept_connection_is_not_sent_again() 
         stage = stack.enter_context(staged(worker=[first]))
         assert httpx.post(stage.url + "/generate", json=BODY).status_code == 200
         worker.pieces = [None]
-        assert httpx.post(stage.url + "/generate", json=BODY).status_code == 502
-    assert len(worker.bodies) == 2
+        assert httpx.request(method, stage.url + "/v1/responses/a").status_code == 502
+    assert len(worker.bodies) == 1 + num_sent
 
 
 # The command line

@@ -32,6 +32,7 @@ from weft.messages.codec import ToEngine
 from weft.observe.log import EventLog
 from weft.observe.metrics import Metrics
 from weft.route.policy import EngineRouter
+from weft.server.plugins import outside_controls
 
 STOP_S = 2.0  # time for an abandoned engine to end by itself
 FIRST_PAUSE_S = 1.0  # pause before a restart; doubled at each further restart within the hour
@@ -64,6 +65,8 @@ class Replicas:
         )
         self._fleet = Fleet(self._members, router, on_availability=self._availability)
         self._fleet.changes.start_ramp_s = config.start_ramp_s
+        own = outside_controls(context.prepared.config.plugins)
+        self._fleet.changes.kept_outside = frozenset(name for name, one in own if one.is_kept)
         self._client: EngineClient | None = None
         self._links = [EngineLink(process) for process in group.processes]
         self._starts: list[list[float]] = [[] for _ in range(num_engines)]

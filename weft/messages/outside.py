@@ -29,6 +29,8 @@ class OutsideControl:
     summary: str  # in the list of routes, and of commands
     path: str = ""  # of the route, POST; "": /NAME, from the name of the message
     command: str = ""  # of `weft ctl`; "": from the path
+    # Whether an engine that is started again gets the last one that all engines have carried out.
+    is_kept: bool = False
 
     @property
     def route(self) -> str:

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 client: sends a request to a server and streams its answer back.
 
-Connections are kept and reused, unless the server has closed them. A request is sent once. Nothing
-here knows the meaning of a request.
+Connections are kept and reused, unless the server has closed them. A request is sent once; but a
+server may close a kept connection at the moment when a request comes, so a question that changes
+nothing is then asked once more. Nothing else here knows the meaning of a request.
 
 httptools, which uvicorn's server needs anyway, parses the answers; this module does the rest. httpx
 0.28 needs 1.9 times the processor time for each piece of a stream (httpcore with h11, in Python;
@@ -28,6 +29,7 @@ CONNECT_S = 3.0
 KEPT_S = 15.0  # lifetime of an unused connection; servers close theirs after 30 s
 MAX_KEPT = 64
 MAX_HEAD_BYTES = 1 << 20
+CHANGES_NOTHING = ("GET", "HEAD")
 
 
 class ServerGone(Exception):
@@ -36,6 +38,10 @@ class ServerGone(Exception):
 
 class NotReached(ServerGone):
     """The server has not received the request."""
+
+
+class NoAnswer(ServerGone):
+    """The connection has ended before a byte of an answer. The server may have the request."""
 
 
 class RelayedAnswer:
@@ -185,20 +191,26 @@ class ServerLines:
         for name, value in headers:
             lines.append(b"%s: %s" % (name, value))
         lines.append(b"content-length: %d" % len(body))
-        head = b"\r\n".join([*lines, b"", b""])
+        message = b"\r\n".join([*lines, b"", b""]) + body
         line = self._kept_line()
-        if line is None:
-            line = await self._connect()
+        if line is not None:
+            try:
+                return await self._ask_on(line, message)
+            except NoAnswer:
+                if method not in CHANGES_NOTHING:
+                    raise
+        return await self._ask_on(await self._connect(), message)
+
+    async def _ask_on(self, line: ServerLine, message: bytes) -> RelayedAnswer:
         self._open.add(line)
         answer = RelayedAnswer(line)
         try:
-            line.writer.write(head + body)
+            line.writer.write(message)
             await line.writer.drain()
             await answer.read_head()
         except (OSError, EOFError) as exc:
             line.close()
-            # Also on a kept connection: the server may have the request, and is not asked twice.
-            raise ServerGone("the connection was closed before an answer") from exc
+            raise NoAnswer("the connection was closed before an answer") from exc
         except BaseException:
             line.close()
             raise

@@ -5,8 +5,9 @@
                    ─▶ a decode server, or a worker ─▶ its answer, piece by piece ─▶ client
 
 A request that did not reach a server goes to the next one. A request that may have reached a server
-is never sent again, because its effect there is unknown: it ends with an error. When the client
-disconnects, the connections to the servers are closed, which aborts the request there.
+is not sent again, because its effect there is unknown: it ends with an error (but `connection.py`
+repeats a question on a connection that was kept too long). When the client disconnects, the
+connections to the servers are closed, which aborts the request there.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A handler that raises, or calls `sys.exit`, is the answer 500 to its own request
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +32,7 @@ def outside_operations(
 ) -> tuple[Operation, ...]:
     """The routes that `--plugins` adds to those that are known. Raises SettingsError."""
     found: list[Operation] = []
-    for name, own in plugins(setting, "control"):
-        if not isinstance(own, OutsideControl):
-            raise refused("control", name, "is no weft.messages.outside.OutsideControl")
+    for name, own in outside_controls(setting):
         _add(found, known, control_route(name, own), f"control={name}")
     for name, own in plugins(setting, "routes"):
         several = own if isinstance(own, list | tuple) else (own,)
@@ -43,6 +41,14 @@ def outside_operations(
                 raise refused("routes", name, "is no weft.server.operation.Operation")
             _add(found, known, one, f"routes={name}")
     return tuple(replace(one, handler=_fenced(one.handler)) for one in found)
+
+
+def outside_controls(setting: str) -> Iterator[tuple[str, OutsideControl]]:
+    """The control requests of `--plugins`, by name. Raises SettingsError."""
+    for name, own in plugins(setting, "control"):
+        if not isinstance(own, OutsideControl):
+            raise refused("control", name, "is no weft.messages.outside.OutsideControl")
+        yield name, own
 
 
 def _fenced(handler: Handler) -> Handler:

@@ -27,6 +27,7 @@ from weft.messages.control import (
     StopExpertDistributionRecord,
     UnblockInput,
 )
+from weft.messages.outside import CallOutside
 from weft.messages.sessions import KeepSessions
 from weft.messages.weights import (
     ReleaseMemoryOccupation,
@@ -59,6 +60,7 @@ class EngineChanges:
     """The changes that a new engine needs, in order."""
 
     def __init__(self) -> None:
+        self.kept_outside: frozenset[str] = frozenset()  # control requests of `--plugins`
         self.start_ramp_s = 0.0  # the input of a new engine opens with this ramp; 0: at once
         self._last: dict[str, Change] = {}
         self._settings: dict[str, Setting] = {}
@@ -71,6 +73,8 @@ class EngineChanges:
     def note(self, request: Change) -> None:
         """Record a request that all engines have carried out."""
         name = _LAST_COUNTS.get(type(request))
+        if isinstance(request, CallOutside) and request.name in self.kept_outside:
+            name = f"outside {request.name}"
         if name is not None:
             self._last.pop(name, None)
             if not isinstance(request, _KEEP_NOTHING):

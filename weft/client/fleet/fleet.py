@@ -29,11 +29,11 @@ from msgspec.structs import replace
 from weft.client.fleet.batches import split_batch
 from weft.client.fleet.bookings import OpenBookings, SessionRanks
 from weft.client.fleet.changes import EngineChanges
-from weft.client.fleet.joined import join, join_ready, join_stats
+from weft.client.fleet.joined import has_failed, join, join_ready, join_stats
 from weft.client.fleet.member import Member, Send
 from weft.client.fleet.wanted import wanted_rank
 from weft.messages.adapters import AdapterReply
-from weft.messages.calls import CallFailed, ControlReply, ControlRequest, SuccessReply
+from weft.messages.calls import CallFailed, ControlReply, ControlRequest
 from weft.messages.codec import FromEngine, ToEngine, Unreadable
 from weft.messages.control import (
     BlockInput,
@@ -235,9 +235,7 @@ class Fleet:
             return
         reply = join(call.replies)
         request = call.request
-        succeeded = not isinstance(reply, CallFailed)
-        if isinstance(reply, SuccessReply):
-            succeeded = reply.success
+        succeeded = not has_failed(reply)
         if isinstance(reply, AdapterReply):
             self.changes.forget_adapters(reply.evicted)
         if succeeded:
@@ -341,10 +339,7 @@ class Fleet:
         reply: ControlReply,
     ) -> None:
         del self._catching_up[reply.call]
-        failed = isinstance(reply, CallFailed)
-        if isinstance(reply, SuccessReply):
-            failed = not reply.success
-        if failed:
+        if has_failed(reply):
             log.error("engine_not_set_up", rank=rank, reason=getattr(reply, "message", ""))
         if rank not in self._catching_up.values():
             self.members[rank].missing = ""

@@ -54,6 +54,7 @@ from weft.messages.control import (
     StartProfileReply,
     StopProfileReply,
 )
+from weft.messages.outside import CallOutsideReply
 from weft.messages.picture import Picture
 from weft.messages.pins import UnpinReply
 from weft.messages.sessions import KeepSessionsReply
@@ -97,6 +98,15 @@ def join(replies: Mapping[int, ControlReply]) -> ControlReply:
             return failed
     joiner = JOINERS.get(type(first))
     return first if joiner is None else joiner(in_order)
+
+
+def has_failed(reply: ControlReply) -> bool:
+    """Whether an engine has not carried out the request."""
+    if isinstance(reply, SuccessReply):
+        return not reply.success
+    if isinstance(reply, CallOutsideReply):
+        return bool(reply.wrong)
+    return isinstance(reply, CallFailed)
 
 
 def _with_rank(reply: ControlReply, rank: int) -> ControlReply:
@@ -158,6 +168,11 @@ def _all_of(
     name: str,
 ) -> list[Any]:
     return [one for reply in replies for one in getattr(reply, name)]
+
+
+def _outside(replies: Replies) -> CallOutsideReply:
+    found: CallOutsideReply = next(filter(has_failed, replies), replies[0])
+    return found
 
 
 def _requests(replies: Replies) -> ListRequestsReply:
@@ -335,6 +350,7 @@ JOINERS: dict[type[ControlReply], Callable[[Replies], ControlReply]] = {
     AbortRequestReply: _summed("aborted"),
     AdapterReply: _adapters,
     AuditReply: _audit,
+    CallOutsideReply: _outside,
     ClearCacheReply: _summed("dropped_blocks"),
     ExpertDistributionReply: _experts,
     ExplainRequestReply: _explanations,
