@@ -32,8 +32,8 @@ def outside_operations(
 ) -> tuple[Operation, ...]:
     """The routes that `--plugins` adds to those that are known. Raises SettingsError."""
     found: list[Operation] = []
-    for name, own in outside_controls(setting):
-        _add(found, known, control_route(name, own), f"control={name}")
+    for name, control in outside_controls(setting):
+        _add(found, known, control_route(name, control), f"control={name}")
     for name, own in plugins(setting, "routes"):
         several = own if isinstance(own, list | tuple) else (own,)
         for one in several:
