@@ -137,12 +137,6 @@ def test_name_of_another_engine_points_to_ours() -> None:
     assert refusal("--num-yarns=3") == "unknown option --num-yarns; its name in weft is --threads"
 
 
-def test_a_name_that_turns_a_switch_off_points_to_its_negation() -> None:
-    serve = Command("weft serve", "Serve.", EngineConfig)
-    with pytest.raises(SettingsError, match="its name in weft is --no-prefix-cache$"):
-        serve.read(["--disable-radix-cache"], {})
-
-
 def test_unknown_option_without_a_near_one_points_to_the_list() -> None:
     assert refusal("--xyzzy") == "unknown option --xyzzy; loom weave --help all lists the options"
 
