@@ -42,6 +42,7 @@ from weft.assemble.checkpoint import check_files, read_headers
 from weft.assemble.model_folder import SOURCES, WEFT, model_folder, model_name
 from weft.assemble.prepare import load_tokenizer, prepare
 from weft.config import gguf
+from weft.config.amounts import types
 from weft.config.engine import EngineConfig
 from weft.config.gguf import GgufModel
 from weft.config.model import (
@@ -209,13 +210,22 @@ def test_codes_are_kept_unless_the_user_or_the_device_wants_otherwise(tmp_path: 
     tensors["token_embd.weight"] = random_blocks("Q8_0", (260, 32))
     values = metadata(embedding_length=32, rope__dimension_count=8)
     file = write_gguf(tmp_path / "a.gguf", values, tensors)
-    asked = {"auto": True, "none": False, "int8": False}
-    for quantize, is_kept in asked.items():
+    asked = {
+        "auto": "float32, weights Q8_0, Q4_0 as stored",
+        "none": "float32",
+        "int8": "float32, weights Q8_0, Q4_0 as stored, others in int8",
+        "int4": "float32, weights Q8_0, Q4_0 as stored, others in int4",
+    }
+    num_bytes = {}
+    for quantize, text in asked.items():
         model = kept(str(file), quantize=quantize)
-        assert model.keeps_codes == is_kept
-        assert model.stored.shown_name == "Q8_0, Q4_0"
-    assert not kept(str(file), kernels="torch").keeps_codes
-    assert kept(str(file)).weights_bytes < kept(str(file), quantize="none").weights_bytes
+        assert types(model) == text
+        num_bytes[quantize] = model.weights_bytes
+    assert types(kept(str(file), kernels="torch")) == "float32"
+    assert num_bytes["int8"] < num_bytes["auto"] < num_bytes["none"]
+    tensors["blk.0.attn_output.weight"] = random_blocks("Q8_0", (32, 32))
+    write_gguf(file, values, tensors)
+    assert types(kept(str(file), quantize="int4")) == "float32, weights in int4"
 
 
 def kept(model: str, **settings: Any) -> ModelConfig:
@@ -521,7 +531,8 @@ REFUSED = {
     "no heads": ({"llama.attention.head_count": 0}, "is"),
     "wide layers": ({"llama.embedding_length": 2**31, "llama.rope.dimension_count": None}, "says"),
     "wide feed-forward": ({"llama.feed_forward_length": 2**31}, "ffn_gate.weight is"),
-    "no context": ({"llama.context_length": 0}, "must be at least 1"),
+    "no context": ({"llama.context_length": 0}, r"a\.gguf: llama\.context_length is 0; it must be"),
+    "no rotation": ({"llama.rope.freq_base": 0.0}, r"llama\.rope\.freq_base is 0; it must be"),
     "an end that is no token": ({"tokenizer.ggml.eos_token_id": 260}, "are in the vocabulary"),
     "no tokens": ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens"),
     "tokens that are numbers": ({"tokenizer.ggml.tokens": 3}, "has no tokenizer.ggml.tokens"),
@@ -550,6 +561,14 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -
     with pytest.raises(ModelError, match=message) as raised:
         prepare(EngineConfig(model=str(file)))
     assert "\n" not in str(raised.value)
+
+
+def test_heads_without_values_are_refused_where_a_part_of_each_rotates(tmp_path: Path) -> None:
+    config, keys = VARIANTS["phi2"]
+    tensors = stored(hf_weights("phi2", **config), "phi2")
+    values = metadata("phi2", **{**keys, "attention__head_count": 65})
+    with pytest.raises(ModelError, match=r"phi2\.attention\.head_count 65: heads must have"):
+        described(write_gguf(tmp_path / "a.gguf", values, tensors))
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,8 @@ def test_what_cannot_be_enforced_is_warned_of_and_refused_if_strict(compiler: Ll
         (Key("json_schema", "[1]"), "schema"),
         (Key("json_schema", "false"), "schema"),
         (Key("json_schema", '{"$ref": "http://example.com/x.json"}'), "does not fetch"),
+        (Key("json_schema", '{"allOf": [{"$ref": "#"}]}'), "$ref '#' leads only back to itself"),
+        (Key("json_schema", '{"$anchor": "a", "$ref": "#a"}'), "nothing matches it"),
         (Key("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}'), "Unsatisfiable"),
         (Key("regex", "(a"), "unclosed group"),
         (Key("regex", "(?=a)b"), "look-around"),

@@ -7,6 +7,7 @@ weft would not compute as the file demands is refused by name.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weft.config.families.family import FULL
 from weft.config.families.gguf import MLP, StateLayers, expert_size
 from weft.config.families.table import GGUF_FILES
-from weft.config.model import BadCheckpoint, UnsupportedModel
+from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel
 from weft.config.numbers import shown
 from weft.json_types import JsonMapping, JsonObject
 
@@ -36,6 +37,40 @@ CHANGES_NOTHING: dict[str, tuple[float, ...]] = {
     "expert_weights_scale": (0, 1),
     "router_logit_softcapping": (0,),
     "swin_norm": (0,),
+}
+# Keys of a `config.json` → the keys of files that most architectures read for them.
+NAMES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+    "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_theta": "rope.freq_base",
+    "factor": "rope.scaling.factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "llama_4_scaling_beta": "attention.temperature_scale",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
 }
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 SAMPLING = {
@@ -71,6 +106,8 @@ KEPT_BITS = {
     "Q6_K": 6.5625,
     "Q8_0": 8.5,
 }
+WIDEST_OF_FOUR = 5.0  # of a weight whose code has four bits
+PRECISE = ("token_embd.weight", "output.weight")  # at least eight bits, whatever is asked for
 # Type of most weights → dtype of computation; bfloat16 for all others.
 DTYPES = {"F32": "float32", "F16": "float16"}
 
@@ -117,6 +154,16 @@ def hf_config(model: GgufModel) -> JsonObject:
                 f"{model.name}: {keys.full(key)} is {other}, but heads have {head_dim} values; "
                 "other values and partly rotated heads are not supported"
             )
+    if head_dim < 1:
+        raise UnsupportedModel(
+            f"{model.name}: {keys.full('embedding_length')} is {hidden_size} and "
+            f"{keys.full('attention.head_count')} {num_heads}: heads must have at least 1 value"
+        )
+    if architecture.is_partial and not 1 <= rotated <= head_dim:
+        raise UnsupportedModel(
+            f"{model.name}: {keys.full('rope.dimension_count')} is {rotated}; 1 to {head_dim}, the "
+            "values of a head, are expected"
+        )
     if model.rope_factors and 2 * len(model.rope_factors) != head_dim:
         raise BadCheckpoint(
             f"{model.name}: rope_freqs.weight has {len(model.rope_factors)} values; "
@@ -159,6 +206,10 @@ def hf_config(model: GgufModel) -> JsonObject:
         found["bos_token_id"] = bos
     ends = [_token_id(model, key) for key in ENDS]
     found["eos_token_id"] = sorted({token for token in ends if token is not None})
+    try:
+        ModelConfig.from_hf(found, model.name)
+    except UnsupportedModel as exc:
+        raise type(exc)(f"{model.name}: {keys.in_words_of_file(str(exc), found)}") from exc
     return found
 
 
@@ -187,6 +238,7 @@ class _Keys:
         self._prefix = str(architecture)
         self.files = GGUF_FILES[self._prefix]
         self.architecture = self.files.architecture
+        self.names = {**NAMES, self.files.family.norm_eps_key: self.architecture.norm_eps}
 
     def full(self, key: str) -> str:
         return f"{self._prefix}.{key}"
@@ -218,6 +270,23 @@ class _Keys:
                 f"it must be given as {kind.__name__}"
             )
         return value
+
+    def note_name(self, name: str, key: str) -> None:
+        self.names[name] = key
+
+    def in_words_of_file(self, message: str, config: JsonMapping) -> str:
+        """A message about keys of a `config.json` that was made of the file, with the file's own
+        keys for those that have the same value there."""
+        values = {**config.get("rope_parameters", {}), **config}
+
+        def own(word: re.Match[str]) -> str:
+            key = self.full(self.names.get(word[0], ""))
+            in_file = self._model.metadata.get(key)
+            if in_file is not None and str(in_file) == str(values.get(word[0])):
+                return key
+            return word[0]
+
+        return re.sub(r"\w+", own, message)
 
     def text(self, key: str, default: str) -> str:
         value = self._model.metadata.get(self.full(key), default)
@@ -375,15 +444,19 @@ def _code_types(tensors: Mapping[str, StoredTensor]) -> list[str]:
 
 
 def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """The number of weights that are codes, and their bytes if they are kept."""
+    """The number of weights that are codes, that of wide ones (`ModelConfig.num_wide`), and their
+    bytes if they are kept."""
     num_coded = 0
+    num_wide = 0
     num_bits = 0.0
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if tensor.dtype in KEPT_BITS:
             num_weights = math.prod(tensor.shape)
             num_coded += num_weights
             num_bits += num_weights * KEPT_BITS[tensor.dtype]
-    return {"num_coded": num_coded, "coded_bytes": int(num_bits / 8)}
+            if KEPT_BITS[tensor.dtype] > WIDEST_OF_FOUR and name not in PRECISE:
+                num_wide += num_weights
+    return {"num_coded": num_coded, "num_wide": num_wide, "coded_bytes": int(num_bits / 8)}
 
 
 def _vocab_size(model: GgufModel, config: JsonMapping) -> int:

@@ -37,6 +37,18 @@ def closed(schema: Any) -> Any:
     return _Closing(schema).copy(schema)
 
 
+def circular_reference(schema: Any) -> str:
+    """The first `$ref` of a schema that leads only back to itself; empty if there is none.
+
+    Raises RecursionError.
+    """
+    document = _Closing(schema)
+    for one in _all(schema):
+        if document.is_circular(one):
+            return str(one["$ref"])
+    return ""
+
+
 def is_compact(schema: Any) -> bool:
     """Whether the JSON has one space after each comma and colon, and no other white space.
 
@@ -75,6 +87,12 @@ class _Closing:
         if _is_silent(schema) and id(schema) not in self._open:
             result["additionalProperties"] = False
         return result
+
+    def is_circular(self, schema: Schema) -> bool:
+        target = self._target(schema)
+        if target is None:
+            return False
+        return any(part is schema for part in self._parts(target, ("allOf",)))
 
     def _leave_open(self, schema: Schema) -> None:
         """Note the schemas that name properties of an object for which other schemas do, too."""
@@ -157,7 +175,7 @@ class _Closing:
     def _target(self, schema: Schema) -> Schema | None:
         """The target of its `$ref` in this document."""
         ref = schema.get("$ref")
-        if not isinstance(ref, str) or not ref.startswith("#"):
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             return None
         found = self._root
         for part in unquote(ref[1:]).split("/")[1:]:

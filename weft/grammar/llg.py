@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.grammar.closed import closed, is_compact
+from weft.grammar.closed import circular_reference, closed, is_compact
 from weft.grammar.ecma import from_ecma
 from weft.grammar.enforceable import (
     COMPACT_SPACE,
@@ -54,6 +54,8 @@ _DIALECTS = (
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _CONTROLS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _GBNF_SYNTAX = '\\"[]^-'  # in a text or a class
+_MAX_SHOWN = 80  # characters of a reference that a message shows
+_NOTHING = "NoExtensionBias"  # the library's word for a grammar that no text follows
 _LIMIT = re.compile("too many|limit|fuel", re.IGNORECASE)  # words of the library's messages
 
 
@@ -173,7 +175,7 @@ class LlgCompiler:
         mask = np.zeros((1, self._num_words), dtype=np.int32)
         self.fill([matcher], mask)
         if matcher.error or not mask.any():
-            raise InvalidGrammar(matcher.error or "nothing matches it")
+            raise InvalidGrammar(_circular(key) or matcher.error or "nothing matches it")
         num_bytes = BASE_BYTES + BYTES_PER_CHARACTER * len(key.text)
         left_out += matcher.inner.get_grammar_warnings()
         warnings = tuple(map(_plain, left_out))
@@ -310,6 +312,14 @@ def _unescaped(escape: re.Match[str]) -> str:
     return character
 
 
+def _circular(key: Key) -> str:
+    """What is wrong with a schema that asks only for itself, of which the library says little."""
+    reference = circular_reference(json.loads(key.text)) if key.kind == "json_schema" else ""
+    if not reference:
+        return ""
+    return f"$ref {reference[:_MAX_SHOWN]!r} leads only back to itself: no value fits it"
+
+
 def _refusal(left_out: Sequence[str]) -> str:
     return f"strict is set, and this cannot be enforced: {'; '.join(left_out)}"
 
@@ -317,6 +327,8 @@ def _refusal(left_out: Sequence[str]) -> str:
 def _with_limits(error: str) -> str:
     """An error of a matcher. If a limit was reached, the limits are added."""
     plain = _plain(error)
+    if plain == _NOTHING:
+        return "nothing matches it"
     if not _LIMIT.search(plain):
         return plain
     return (

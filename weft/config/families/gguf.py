@@ -52,6 +52,10 @@ class ArchitectureKeys(Protocol):
         """The key with the name of the architecture, for errors."""
         ...
 
+    def note_name(self, name: str, key: str) -> None:
+        """The value of `name` in the `config.json` is that of `key`, for errors."""
+        ...
+
 
 # Translates the keys that only one architecture has into keys of a `config.json`.
 Reader: TypeAlias = Callable[[ArchitectureKeys, Found], JsonObject]
@@ -144,6 +148,7 @@ def said(keys: ArchitectureKeys, found: Found, wanted: Mapping[str, GgufKey]) ->
     for name, key in wanted.items():
         default = found[key.like] if key.like else key.default
         values[name] = keys.number(key.name, key.kind, default)
+        keys.note_name(name, key.name)
     return values
 
 
