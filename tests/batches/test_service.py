@@ -111,6 +111,7 @@ def test_each_line_has_one_result_and_bad_lines_stop_nothing() -> None:
         lines = [line(index) for index in range(6)]
         lines += ["nonsense", line(0), line(7, method="GET"), line(8, url="/v1/other")]
         lines += [line(9, body={"prompt": "p9", "stream": True}), line(10, custom_id="")]
+        lines += [line(11, body={"prompt": "p11", "background": True})]
         batch = await begun(service, lines)
         await ended(batch)
         assert batch.status == "completed"
@@ -118,11 +119,12 @@ def test_each_line_has_one_result_and_bad_lines_stop_nothing() -> None:
         assert sorted(one["custom_id"] for one in answered) == ["c0", "c1", "c2", "c4"]
         failed = results(service, batch.error_file)
         messages = [str(one["error"] or one["response"]) for one in failed]
-        for part in ("cannot be read", "earlier line", "'GET'", "'/v1/other'", "stream", "0 char"):
+        parts = ("cannot be read", "earlier line", "'GET'", "'/v1/other'", "stream", "0 char")
+        for part in (*parts, "background"):
             assert sum(part in message for message in messages) == 1, part
         assert batch.num_completed == 4
-        assert batch.num_failed == 8
-        assert batch.num_lines == 12
+        assert batch.num_failed == 9
+        assert batch.num_lines == 13
         assert all(body["service_tier"] == "flex" for body in route.bodies)
         close(service)
 

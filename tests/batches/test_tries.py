@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.batches.tries import Tries
+from weft.batches.tries import NOT_LOADED, Tries
 
 
 def test_a_full_server_is_asked_until_it_has_room_ever_more_seldom() -> None:
@@ -15,6 +15,12 @@ def test_a_full_server_is_asked_until_it_has_room_ever_more_seldom() -> None:
 def test_a_fault_is_tried_three_times_in_all() -> None:
     tries = Tries()
     assert [tries.wait_s(status) for status in (500, 502, 504)] == [0.5, 1.0, None]
+
+
+def test_a_model_that_cannot_be_loaded_is_a_fault() -> None:
+    tries = Tries()
+    waits = [tries.wait_s(503, code) for code in ("", NOT_LOADED, NOT_LOADED, NOT_LOADED)]
+    assert waits == [0.5, 1.0, 2.0, None]
 
 
 def test_an_error_of_the_line_is_its_result() -> None:

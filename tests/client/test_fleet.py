@@ -904,9 +904,8 @@ def test_sessions_are_shared_out_evenly_and_their_turns_follow_them(seed: int) -
         elif what == "open":
             success = rng.random() < 0.7
             world.fleet.take(rank, OpenSessionReply(call=number, success=success))
-            bound[name] = rank
-            if not success:
-                del bound[name]
+            if success:
+                bound[name] = rank
         else:
             world.fleet.take(rank, CloseSessionReply(call=number, success=True))
             bound.pop(name, None)

@@ -318,8 +318,9 @@ def test_the_loads_are_those_of_one_rank_and_of_a_page_if_asked(house: House) ->
     house.ok("/models/load", model="nano")
     house.ok("/models/load", model="twin")
     until_both_are_up(house)
-    found = house.http.get("/v1/loads?dp_rank=1").json()["loads"]
-    assert [(one["model"], one["dp_rank"]) for one in found] == [("twin", 1)]
+    found = house.http.get("/v1/loads?dp_rank=1").json()
+    assert [(one["model"], one["dp_rank"]) for one in found["loads"]] == [("twin", 1)]
+    assert found["capacity"]["full"] is None
     wrong = house.http.get("/v1/loads?dp_rank=2")
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "dp_rank")
     page = house.http.get("/v1/loads?format=prometheus").text

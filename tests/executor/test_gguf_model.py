@@ -42,6 +42,7 @@ from weft.assemble.checkpoint import check_files, read_headers
 from weft.assemble.model_folder import SOURCES, WEFT, model_folder, model_name
 from weft.assemble.prepare import load_tokenizer, prepare
 from weft.config import gguf
+from weft.config.amounts import types
 from weft.config.engine import EngineConfig
 from weft.config.gguf import GgufModel
 from weft.config.model import (
@@ -209,13 +210,22 @@ def test_codes_are_kept_unless_the_user_or_the_device_wants_otherwise(tmp_path: 
     tensors["token_embd.weight"] = random_blocks("Q8_0", (260, 32))
     values = metadata(embedding_length=32, rope__dimension_count=8)
     file = write_gguf(tmp_path / "a.gguf", values, tensors)
-    asked = {"auto": True, "none": False, "int8": False}
-    for quantize, is_kept in asked.items():
+    asked = {
+        "auto": "float32, weights Q8_0, Q4_0 as stored",
+        "none": "float32",
+        "int8": "float32, weights Q8_0, Q4_0 as stored, others in int8",
+        "int4": "float32, weights Q8_0, Q4_0 as stored, others in int4",
+    }
+    num_bytes = {}
+    for quantize, text in asked.items():
         model = kept(str(file), quantize=quantize)
-        assert model.keeps_codes == is_kept
-        assert model.stored.shown_name == "Q8_0, Q4_0"
-    assert not kept(str(file), kernels="torch").keeps_codes
-    assert kept(str(file)).weights_bytes < kept(str(file), quantize="none").weights_bytes
+        assert types(model) == text
+        num_bytes[quantize] = model.weights_bytes
+    assert types(kept(str(file), kernels="torch")) == "float32"
+    assert num_bytes["int8"] < num_bytes["auto"] < num_bytes["none"]
+    tensors["blk.0.attn_output.weight"] = random_blocks("Q8_0", (32, 32))
+    write_gguf(file, values, tensors)
+    assert types(kept(str(file), quantize="int4")) == "float32, weights in int4"
 
 
 def kept(model: str, **settings: Any) -> ModelConfig:

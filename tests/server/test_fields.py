@@ -173,6 +173,7 @@ def test_false_is_a_wish_where_chat_requests_do_it_anyway() -> None:
         assert asks_for_nothing(name, True)
         assert not asks_for_nothing(name, False)
     assert not asks_for_nothing("thinking", False)
+    assert not asks_for_nothing("web_search_options", {})
 
 
 # ---- fields that all APIs serve alike

@@ -511,7 +511,10 @@ def test_sounds_are_taken_in_all_forms_by_a_model_that_hears() -> None:
         server.engine.seen.clear()
         for part, words in [
             (image_part(), "takes no images"),
-            ({"type": "audio_url", "audio_url": url_of(wav(9_000))}, "lasts more than 0.5 s"),
+            (
+                {"type": "audio_url", "audio_url": url_of(wav(9_000))},
+                "lasts more than 0.5 s, which --max-audio-s allows",
+            ),
             ({"type": "audio_url", "audio_url": url_of(PNG)}, "messages[0].content[0]: "),
             ({"type": "audio_url", "audio_url": url_of(sound[:40])}, "messages[0].content[0]: "),
         ]:

@@ -294,7 +294,9 @@ def test_sounds_that_are_wrong_are_one_clear_error(spoken: Spoken) -> None:
         assert message in answer.json()["error"]["message"]
     long = spoken.ask(speaking.wav(np.zeros(8_000 * 21, np.float32), rate=8_000))
     assert long.status_code == 400
-    assert "more than 20 s" in long.json()["error"]["message"]
+    assert "more than 20 s, which --max-speech-s allows" in long.json()["error"]["message"]
+    page = spoken.server.wait(spoken.server.http.get("/metrics")).text
+    assert 'weft:refused_total{limit="max_speech_s"} 1' in page
     no_file = spoken.server.http.post("/v1/audio/transcriptions", data={"model": "tiny"})
     assert spoken.server.wait(no_file).status_code == 415
     another = spoken.ask(good, model="another")

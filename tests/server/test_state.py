@@ -19,8 +19,17 @@ import pytest
 from tests.server.fake import HANG_S, RunningServer, eventually, running
 from tests.server.oracle_engine import OracleEngine
 from weft.cli.main import main
+from weft.client.client import EngineClient
 from weft.config.server import ServerConfig
-from weft.messages.sessions import KeptSession, KeptTurn, SessionChange, SessionChanges
+from weft.messages.sessions import (
+    CloseSession,
+    CloseSessionReply,
+    KeepSessionsReply,
+    KeptSession,
+    KeptTurn,
+    SessionChange,
+    SessionChanges,
+)
 from weft.server import response_store, stream
 from weft.server.openai.responses.reply import ResponseReply
 from weft.server.session_store import SessionStore
@@ -414,6 +423,44 @@ def test_a_change_of_a_session_is_one_change_on_the_disk(
         store.note(SessionChanges(changes=[change]))
     assert len(sent) == 2
     state.close()
+
+
+def test_models_keep_sessions_of_one_id_apart(tmp_path: Path) -> None:
+    async def kept() -> None:
+        state = StateStore(tmp_path)
+        engines = {}
+        for model in ("small", "large"):
+            engines[model] = Keeper()
+            session = KeptSession(id="s", owner="alice", capacity=len(model), timeout_s=0.0)
+            change = SessionChange(session=session, is_new=True)
+            SessionStore(state, "tokenizer", model).note(SessionChanges(changes=[change]))
+        for model, engine in engines.items():
+            await SessionStore(state, "tokenizer", model).restore(engine)
+            assert [(one.id, one.capacity) for one in engine.kept] == [("s", len(model))]
+        alone = Keeper()
+        await SessionStore(state, "tokenizer").restore(alone)
+        assert alone.kept == []
+        assert await SessionStore(state, "tokenizer", "large").prune(alone, 0.0) == 2
+        assert alone.closed == ["s"]
+        assert [one.name for one in await state.read_later("session")] == ["large\\s"]
+        state.close()
+
+    asyncio.run(kept())
+
+
+class Keeper(EngineClient):
+    """An engine that keeps what it is given, and says of all sessions that it has closed them."""
+
+    def __init__(self) -> None:
+        self.kept: list[KeptSession] = []
+        self.closed: list[str] = []
+
+    async def call(self, message: Any, *more: Any) -> Any:
+        if isinstance(message, CloseSession):
+            self.closed.append(message.session_id)
+            return CloseSessionReply(success=True, message="")
+        self.kept += message.sessions
+        return KeepSessionsReply()
 
 
 def test_what_expires_goes_from_an_idle_server(

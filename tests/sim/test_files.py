@@ -64,7 +64,11 @@ def test_speed_lets_requests_come_faster(tmp_path: Path) -> None:
         (BURST_GPT + "5,GPT-4\n", "line 6: Request tokens is None; a number is needed"),
         (
             BURST_GPT + "5,GPT-4,1,-1\n",
-            "line 6: Response tokens is '-1'; 0 to 2,147,483,647 are allowed",
+            "line 6: Response tokens is '-1'; 0 to 16,777,216 are allowed",
+        ),
+        (
+            BURST_GPT + "5,GPT-4,2147483000,1\n",
+            "line 6: Request tokens is '2147483000'; 0 to 16,777,216 are allowed",
         ),
         (MOONCAKE + '{"timestamp": 0}', "line 3: input_length is None; a number is needed"),
         (

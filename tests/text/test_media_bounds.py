@@ -37,6 +37,7 @@ from weft.text.media.limits import MAX_RATIO, MAX_SCANS, MAX_SIDE, MediaLimits
 from weft.text.media.pictures import decode_frames, decode_picture, open_picture
 from weft.text.media.reader import read_media
 from weft.text.media.reader_helper import MediaReaders, ReaderFault
+from weft.text.media.sound import SoundLimit
 from weft.text.media.sources import Raw
 from weft.text.media.wav import MAX_CHUNKS
 
@@ -427,7 +428,7 @@ def test_time_and_memory_for_a_file_grow_with_the_limits_of_the_operator() -> No
     assert LIMITS.work_s("image") == pytest.approx(12.2)
     assert LIMITS.work_s("video") == pytest.approx(69)
     assert LIMITS.work_s("audio") == pytest.approx(15)
-    more = LIMITS._replace(max_image_pixels=80_000_000, max_audio_s=600.0)
+    more = LIMITS._replace(max_image_pixels=80_000_000, audio=SoundLimit(600.0))
     for kind in ("image", "audio"):
         assert more.work_s(kind) > LIMITS.work_s(kind)  # type: ignore[arg-type]
         assert more.work_bytes(kind) > LIMITS.work_bytes(kind)  # type: ignore[arg-type]

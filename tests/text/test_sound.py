@@ -64,7 +64,7 @@ def test_wav_is_read_as_the_standard_library_writes_it() -> None:
     np.testing.assert_array_equal(samples * 32768, np.frombuffer(pcm16(TONE), "<i2"))
 
 
-@pytest.mark.parametrize("format", ["WAV", "WAVEX"])
+@pytest.mark.parametrize("format", ["WAV", "WAVEX", "RF64"])
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
 def test_every_kind_of_wav_is_what_soundfile_reads(format: str, subtype: str) -> None:
     both = np.stack([TONE, -TONE / 2], 1)
@@ -95,6 +95,22 @@ def test_a_sound_of_unknown_length_ends_with_its_file() -> None:
     for said in (0xFFFFFFFF, 0x7FFFFFFF - 36):
         raw = wav_bytes(pcm16(TONE) + b"\0", said=said)  # a frame is cut off
         assert len(decode_sound(raw, RATE)) == len(TONE)
+
+
+LONG = by_soundfile(TONE, RATE, "RF64", "PCM_16")
+LONG_SIZE = LONG.index(b"ds64") + 16  # where it states the bytes of its samples
+
+
+def stating(num_bytes: int) -> bytes:
+    return LONG[:LONG_SIZE] + struct.pack("<Q", num_bytes) + LONG[LONG_SIZE + 8 :]
+
+
+def test_the_length_of_a_sound_may_have_64_bits() -> None:
+    for said in (0, 2**64 - 1):  # unknown
+        assert len(decode_sound(stating(said), RATE)) == len(TONE)
+    assert len(decode_sound(stating(100), RATE)) == 50
+    other_program = b"BW64" + LONG[4:]
+    assert len(decode_sound(other_program, RATE)) == len(TONE)
 
 
 @pytest.mark.parametrize("length", [0, 2**36 - 1])
@@ -135,6 +151,8 @@ HOSTILE = {
     "short header": (b"RIFF\x04\0\0\0WAVEfmt \x04\0\0\0abcd", "does not say what"),
     "no frame": (wav_bytes(b""), "is empty"),
     "cut off": (wav_bytes(pcm16(TONE), said=1_000_000), "cut off"),
+    "cut off, 64 bits": (stating(2**40), "says 1099511627776 bytes of samples, and has 8000"),
+    "no 64 bits": (b"RF64\xff\xff\xff\xffWAVEds64\x04\0\0\0abcd", "does not say them"),
     "half a frame": (wav_bytes(b"\0" * 3), "not whole frames"),
     "mu-law": (wav_bytes(bytes(100), kind=7, bits=8), "kind 7 with 8 bits"),
     "12 bits": (wav_bytes(bytes(120), bits=12), "kind 1 with 12 bits"),

@@ -25,7 +25,7 @@ from weft.assemble.handoff import handoff_settings, make_handoff
 from weft.assemble.kv_events import make_cache_events
 from weft.assemble.model_config import choose_model
 from weft.assemble.ranks import StartedRanks
-from weft.config.amounts import parameters, size, types
+from weft.config.amounts import parameters, size, stored_types, types
 from weft.config.cache import outlives, stores_kv
 from weft.config.draft_model import kind_of
 from weft.config.engine import EngineConfig
@@ -182,7 +182,7 @@ def _build(
     warm_up = "a prompt"
     if model.pooling is None:
         warm_up = "2 tokens"
-    if runner.kernels is None:  # torch computes, and expands codes
+    if runner.kernels is None and not model.quantize:  # torch computes, and expands codes
         model = replace(model, keeps_codes=False)
     startup = [
         ("weights", _kept(model), loaded_s - began_s),
@@ -198,7 +198,7 @@ def _kept(model: ModelConfig) -> str:
     """The format in which the weights are kept, and their size, as a text."""
     text = f"{size(model.weights_bytes)} loaded"
     if model.keeps_codes:
-        return f"{model.stored.as_stored}, {text}"
+        return f"{stored_types(model)}, {text}"
     if model.stored.shown_name:
         return f"{model.stored.shown_name} kept as {model.quantize or model.dtype}, {text}"
     return text
@@ -215,10 +215,9 @@ def _ready(
     `passes`: the names of the runner's passes."""
     max_len = engine.scheduler.limits.max_len
     generates = model.pooling is None
-    in_types = types(model, model.dtype, config.quantize)
     return EngineReady(
         dtype=model.dtype,
-        model_summary=f"{model.name} ({parameters(model)}, {in_types})",
+        model_summary=f"{model.name} ({parameters(model)}, {types(model)})",
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         gives_hidden_states=config.enable_return_hidden_states,

@@ -76,7 +76,12 @@ def read_model(folder: Path, name: str, *, weights: bool = True) -> ModelConfig:
     if not model.stored.has_codes or model.coded_bytes:
         return model
     found = coded_size(read_headers(folder), model.stored)
-    return replace(model, num_coded=found.num_weights, coded_bytes=found.num_bytes)
+    return replace(
+        model,
+        num_coded=found.num_weights,
+        num_wide=found.num_wide,
+        coded_bytes=found.num_bytes,
+    )
 
 
 def read_headers(folder: Path) -> dict[str, TensorEntry]:

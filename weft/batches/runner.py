@@ -171,7 +171,7 @@ class BatchRunner:
         tries = Tries()
         while True:
             answer = await self._call(self._batch.owner, work.path, body, id)
-            wait_s = tries.wait_s(answer.status)
+            wait_s = tries.wait_s(answer.status, answer.code)
             if wait_s is None:
                 return answer
             await asyncio.sleep(wait_s)

@@ -116,6 +116,14 @@ class RequestLines:
         return OPENAI.ended(f"line-{number}", error.custom_id, "invalid", str(error)).fields
 
 
+def _code_of(answer: JsonObject) -> str:
+    """The code of the error in the answer to a request; "" if it has none."""
+    error = answer.get("error")
+    if not isinstance(error, dict):
+        return ""
+    return str(error.get("code"))
+
+
 class Asking:
     """Asks the server from threads, `open_lines` at once. `model`: of lines that name none."""
 
@@ -170,7 +178,7 @@ class Asking:
         tries = Tries()
         while True:
             answer = self._once(connection, work.path, encoded)
-            wait_s = tries.wait_s(answer.status)
+            wait_s = tries.wait_s(answer.status, answer.code)
             if wait_s is None or self._is_stopped.is_set():
                 return answer
             self._is_stopped.wait(wait_s)
@@ -181,7 +189,8 @@ class Asking:
             connection.request("POST", path, body, self._server.headers)
             response = connection.getresponse()
             fields = json.loads(response.read())
-            return RouteAnswer(response.status, fields, response.getheader("x-request-id", ""))
+            rid = response.getheader("x-request-id", "")
+            return RouteAnswer(response.status, fields, rid, _code_of(fields))
         except (OSError, http.client.HTTPException, ValueError) as exc:
             connection.close()  # the next request opens it again
             message = f"the connection to {self._server.address} broke: {exc}"

@@ -33,7 +33,7 @@ from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help
 from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
-from weft.config.resolve import resolve
+from weft.config.resolve import kept_as, resolve
 from weft.config.server import ServerConfig
 from weft.config.speculative_config import with_speculative_config
 from weft.config.vision.spec import TowerSpec
@@ -441,7 +441,7 @@ def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machin
     resolved = resolve(config, model, machine, None if draft is None else draft.model)
     chosen = resolved.config
     running = f"at most {counted(chosen.max_running_requests, 'request')} together"
-    in_types = types(model, chosen.dtype, chosen.quantize)
+    in_types = types(kept_as(chosen, model))
     sizing = resolved.sizing
     parts = f"weights {size(sizing.weight_bytes)}, work {size(sizing.work_bytes)}"
     text = f"on {chosen.device} in {in_types}: {parts}, KV cache {sizing}; {running}"

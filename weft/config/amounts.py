@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from weft.config.gpu import STORED
 from weft.config.model import ModelConfig
 
 GB = 1_000_000_000
@@ -36,11 +35,18 @@ def parameters(model: ModelConfig) -> str:
     return size
 
 
-def types(model: ModelConfig, dtype: str, quantize: str) -> str:
+def types(model: ModelConfig) -> str:
     """In which types a model computes and has its weights, as a text: "bfloat16, weights in int8".
-    `quantize`: the resolved option."""
-    if quantize == "none":
-        return dtype
-    if quantize == STORED:
-        return f"{dtype}, weights {model.stored.as_stored}"
-    return f"{dtype}, weights in {quantize}"
+    `model`: as it is kept."""
+    if model.keeps_codes:
+        return f"{model.dtype}, weights {stored_types(model)}"
+    if model.quantize:
+        return f"{model.dtype}, weights in {model.quantize}"
+    return model.dtype
+
+
+def stored_types(model: ModelConfig) -> str:
+    """The formats of weights that stay as they are stored, and of those that are rounded."""
+    if model.quantize and model.num_not_coded:
+        return f"{model.stored.as_stored}, others in {model.quantize}"
+    return model.stored.as_stored

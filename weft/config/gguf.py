@@ -106,6 +106,8 @@ KEPT_BITS = {
     "Q6_K": 6.5625,
     "Q8_0": 8.5,
 }
+WIDEST_OF_FOUR = 5.0  # of a weight whose code has four bits
+PRECISE = ("token_embd.weight", "output.weight")  # at least eight bits, whatever is asked for
 # Type of most weights → dtype of computation; bfloat16 for all others.
 DTYPES = {"F32": "float32", "F16": "float16"}
 
@@ -442,15 +444,19 @@ def _code_types(tensors: Mapping[str, StoredTensor]) -> list[str]:
 
 
 def _coded(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """The number of weights that are codes, and their bytes if they are kept."""
+    """The number of weights that are codes, that of wide ones (`ModelConfig.num_wide`), and their
+    bytes if they are kept."""
     num_coded = 0
+    num_wide = 0
     num_bits = 0.0
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if tensor.dtype in KEPT_BITS:
             num_weights = math.prod(tensor.shape)
             num_coded += num_weights
             num_bits += num_weights * KEPT_BITS[tensor.dtype]
-    return {"num_coded": num_coded, "coded_bytes": int(num_bits / 8)}
+            if KEPT_BITS[tensor.dtype] > WIDEST_OF_FOUR and name not in PRECISE:
+                num_wide += num_weights
+    return {"num_coded": num_coded, "num_wide": num_wide, "coded_bytes": int(num_bits / 8)}
 
 
 def _vocab_size(model: GgufModel, config: JsonMapping) -> int:

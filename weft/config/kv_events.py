@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError, did_you_mean
@@ -120,6 +121,44 @@ def check_ports(text: str, num_engines: int) -> None:
             f"{FLAG}: with {num_engines} engines {address} would be both for the events of one "
             f"and the replays of another; choose ports that are at least {num_engines} apart"
         )
+
+
+class Publisher(NamedTuple):
+    """A model that may publish."""
+
+    name: str  # for users
+    option: str  # its `--kv-events-config`
+    num_engines: int
+
+
+def check_models(publishers: Iterable[Publisher]) -> None:
+    """Raise SettingsError if two models of a server would listen at the same address, or publish
+    to the same listener under the same topic, so that a subscriber would mix them."""
+    taken: dict[str, str] = {}
+    for one in publishers:
+        config = parse_kv_events(one.option)
+        if not config.is_on:
+            continue
+        for rank in range(one.num_engines):
+            for address in _claimed(config, rank):
+                other = taken.setdefault(address, one.name)
+                if other != one.name:
+                    raise SettingsError(
+                        f"{FLAG}: {other} and {one.name} would both publish at {address}; with "
+                        "several models, each that shall publish has a kv_events_config with "
+                        "addresses of its own in its table [models.NAME]"
+                    )
+
+
+def _claimed(config: KvEventsConfig, rank: int) -> list[str]:
+    """What only one engine may have: the addresses where it listens; its topic elsewhere."""
+    address = _shifted(config.address, rank)
+    if not config.binds:
+        address = f"{address} (topic {config.topic!r}, rank {config.data_parallel_rank + rank})"
+    found = [address]
+    if config.replay_endpoint:
+        found.append(_shifted(config.replay_endpoint, rank))
+    return found
 
 
 def _check_type(key: str, value: Any, type_name: str) -> None:

@@ -87,8 +87,9 @@ class ModelConfig:
     quantize_encoder: str = ""  # the same for the encoder beside the decoder: int12
     stored: Quantization = field(default_factory=Quantization)  # format of the stored weights
     num_coded: int = 0  # number of weights that are stored as codes
+    num_wide: int = 0  # of these, codes of more than four bits, but of embedding and head
     coded_bytes: int = 0  # bytes of these codes with their scales
-    keeps_codes: bool = False  # whether weights are kept as codes
+    keeps_codes: bool = False  # whether these codes are kept as they are stored
     tie_embeddings: bool = False
     decoder: DecoderSpec = field(default_factory=DecoderSpec)  # not used for encoders
     context_length: int = 0  # longest served context, if known; 0: max_position
@@ -279,6 +280,11 @@ class ModelConfig:
         return self._decoder_bytes + self.vision_bytes
 
     @property
+    def num_not_coded(self) -> int:
+        """Number of weights that are stored as floats."""
+        return max(self.num_parameters - self.num_coded, 0)
+
+    @property
     def head_copy_bytes(self) -> int:
         """Bytes of the copy of the head in 8 bits that weft's CPU kernels keep beside one of
         floats."""
@@ -297,8 +303,8 @@ class ModelConfig:
     @property
     def _decoder_bytes(self) -> int:
         if self.keeps_codes:
-            others = max(self.num_parameters - self.num_coded, 0)
-            return self.coded_bytes + others * DTYPES[self.dtype]
+            each = 1 if self.quantize else DTYPES[self.dtype]
+            return self.coded_bytes + self.num_not_coded * each
         if self.counted is not None:
             return self._counted_bytes(self.counted)
         embeddings = self._num_embedding_parameters
@@ -504,6 +510,7 @@ class ModelConfig:
             decoder=replace(self.decoder, layers=(replace(layer, attention=attention),)),
             eos_token_ids=(),
             num_coded=0,
+            num_wide=0,
             coded_bytes=0,
             counted=None,
             vision=None,
@@ -599,6 +606,7 @@ class ModelConfig:
             dtype=stored_dtype(config),
             stored=stored,
             num_coded=get(described, "num_coded", int, 0),
+            num_wide=get(described, "num_wide", int, 0),
             coded_bytes=get(described, "coded_bytes", int, 0),
             tie_embeddings=get(config, "tie_word_embeddings", bool, family.is_encoder),
             bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),

@@ -43,8 +43,12 @@ _REASONS = {
     "/metrics is always there": ("enable_metrics", "metrics"),
     "GET /requests lists what runs and waits": ("slots",),
     "code of a checkpoint is never run": ("trust_remote_code",),
+    "a request has its own, in the field grammar": ("grammar",),
 }
 NEEDLESS = {name: reason for reason, names in _REASONS.items() for name in names}
+
+# Begin the names of options that switch something off.
+_NEGATIONS = ("disable_", "enforce_", "no_")
 
 SWITCH_WORDS = {
     "on": True,
@@ -475,7 +479,11 @@ class Command:
             return f"; it is not needed: {NEEDLESS[name]}"
         for option in self._options.values():
             if name in option.elsewhere:
-                return f"; its name in weft is {option.flag}"
+                flag = option.flag
+                is_negative = option.name.startswith(_NEGATIONS)
+                if option.is_switch and name.startswith(_NEGATIONS) and not is_negative:
+                    flag = f"--no-{flag.removeprefix('--')}"
+                return f"; its name in weft is {flag}"
         hint = did_you_mean(name.removeprefix("no_"), [*self._options, "config", "help"])
         return (
             hint.replace("mean ", "mean --").replace("_", "-")

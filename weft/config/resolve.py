@@ -95,7 +95,8 @@ def resolve(
         if quantize == STORED and by_torch:
             quantize = "none"  # torch expands codes
         config = replace(config, quantize=quantize)
-    model = kept_as(config, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
+    placed = replace(config, device=device)
+    model = kept_as(placed, replace(model, dtype=_dtype(config.dtype, model.dtype, device)))
     filled = replace(
         config,
         device=device,
@@ -195,8 +196,19 @@ def kept_as(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         kv_dtype=KV_DTYPES[config.kv_dtype],
         quantize="" if config.quantize in ("auto", "none", STORED) else config.quantize,
         quantize_encoder="" if config.quantize_encoder == "none" else config.quantize_encoder,
-        keeps_codes=config.quantize == STORED,
+        keeps_codes=_keeps_codes(config, model),
     )
+
+
+def _keeps_codes(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether the codes of the checkpoint stay as they are stored: nothing else is asked for, or
+    what is asked for has no fewer bits. Some other matrices keep codes beside wider ones that are
+    rounded, which this does not count."""
+    if config.quantize == STORED:
+        return True
+    if config.device != "cpu" or not model.stored.has_codes:
+        return False
+    return config.quantize == "int8" or (config.quantize == "int4" and not model.num_wide)
 
 
 def _check_encoder_format(

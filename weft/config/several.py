@@ -91,7 +91,8 @@ GROUP = "models"  # name of the tables in the configuration file
 # Settings of the server that a model may have of its own.
 OF_SERVER = (
     *("auto_truncate", "chat_template", "clamp_max_tokens", "dp_size", "grammar_in_reasoning"),
-    *("hang_after_s", "hang_timeout_s", "limit_mm_per_prompt", "load_balance_method"),
+    *("hang_after_s", "hang_timeout_s", "knee_output_per_s", "limit_mm_per_prompt"),
+    "load_balance_method",
     *("reasoning_parser", "step_timeout_s", "stream_interval", "tool_call_parser"),
     "trust_request_chat_template",
 )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from weft.config.amounts import parameters, size, types
 from weft.config.numbers import counted
+from weft.config.resolve import kept_as
 from weft.config.server import ServerConfig
 from weft.observe.log import EventLog
 from weft.version import __version__
@@ -49,7 +50,7 @@ class Console:
     def loading(self, prepared: Prepared) -> None:
         model = prepared.model
         config = prepared.config
-        name = f"{model.name} ({parameters(model)}, {types(model, model.dtype, config.quantize)})"
+        name = f"{model.name} ({parameters(model)}, {types(kept_as(config, model))})"
         threads = counted(config.threads, "thread")
         where = config.device
         if config.device == "cpu":

@@ -29,6 +29,7 @@ from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.amounts import types
 from weft.config.cache import outlives
 from weft.config.options import SettingsError
+from weft.config.resolve import kept_as
 from weft.launch.context import LaunchContext
 from weft.launch.engine_group import EngineGroup, journals
 from weft.launch.engines import Engines, OneEngine
@@ -348,7 +349,7 @@ def _require_memory() -> None:
 def _info(context: LaunchContext, facts: ModelFacts) -> ServerInfo:
     model = context.prepared.model
     config = context.prepared.config
-    in_types = types(model, config.dtype, config.quantize)
+    in_types = types(kept_as(config, model))
     return ServerInfo(
         model_name=context.model_name,
         aliases=context.aliases,

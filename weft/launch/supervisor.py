@@ -60,7 +60,7 @@ async def _run(
     front = Front(context, group, tracer)
     garbage.freeze()  # imports and tokenizer stay; there is time while the engine loads
     num_engines = max(context.config.dp_size, 1)
-    wanted = context.prepared.model.weights_bytes * num_engines
+    wanted = context.prepared.sizing.weight_bytes * num_engines
     async with front:
         return await supervise(
             front, context.config, context.limits, console, signals, listener, wanted

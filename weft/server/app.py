@@ -135,7 +135,7 @@ class SharedParts:
     batches: BatchService
     refusals: RefusalLog
     catalog: ModelCatalog | None = None  # the models on this machine
-    session_mark: str = ""  # distinguishes the stored sessions of models with the same tokenizer
+    model_name: str = ""  # whose sessions are stored, on a server with several
     readers: Workers = field(default_factory=_make_readers)
     writers: Workers = field(default_factory=_make_writers)
 
@@ -335,7 +335,7 @@ def _kept_sessions(
     """Let the client keep the sessions of its engine, if there is a store for them."""
     if shared.state is None:
         return None
-    found = SessionStore(shared.state, tokenizer.digest + shared.session_mark)
+    found = SessionStore(shared.state, tokenizer.digest, shared.model_name)
     client.session_keeper = found
     return found
 

@@ -258,8 +258,8 @@ def error_response(exc: BaseException) -> Response:
 
 
 class ErrorAnswer(Response):
-    """An error as an answer. It also reports its message and the exceeded limit to the
-    middleware."""
+    """An error as an answer. It also reports its message, its code and the exceeded limit to
+    the middleware."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(
@@ -274,6 +274,7 @@ class ErrorAnswer(Response):
         error = self._error
         scope["weft.limit"] = error.limit
         scope["weft.error"] = error.message
+        scope["weft.code"] = error.code
         body = _form(scope["path"])(error)
         await Response(body, error.status, error.headers, media_type="application/json")(
             scope, receive, send

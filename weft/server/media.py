@@ -33,6 +33,7 @@ from weft.text.media.limits import MediaLimits
 from weft.text.media.loader import MediaFile, MediaLoader, MediaRefusal, token_ids
 from weft.text.media.placing import NAMES, ReadyMedia
 from weft.text.media.reader_helper import MediaReaders
+from weft.text.media.sound import SoundLimit
 from weft.text.media.sources import MediaSource, Raw
 from weft.text.media.whisper import Whisper
 from weft.text.speech.vocabulary import SpeechTokens, read_tokens
@@ -300,12 +301,15 @@ def serve_media(
     except ValueError as exc:
         raise UnsupportedModel(f"the model is not served with pictures: {exc}") from exc
     speech = speech_tokens(recipe, tokenizer) if isinstance(processor, Whisper) else None
+    audio = SoundLimit(limits.max_audio_s)
+    if speech is not None:
+        audio = SoundLimit(limits.max_speech_s, "max_speech_s")
     media_limits = MediaLimits(
         max_bytes=int(limits.max_media_mb * 1_000_000),
         max_image_pixels=limits.max_image_pixels,
         max_video_frames=limits.max_video_frames,
         max_video_pixels=limits.max_video_pixels,
-        max_audio_s=limits.max_audio_s if speech is None else limits.max_speech_s,
+        audio=audio,
         per_prompt=options.per_prompt,
     )
     loader = MediaLoader(

@@ -2,7 +2,9 @@
 sessions of the next engine.
 
 A session has a record with one part for itself and one for each of its turns. Its history consists
-of token ids, so it continues only with the tokenizer that made them.
+of token ids, so it continues only with the tokenizer that made them. On a server with several
+models the name of its record begins with its model: a client may have a session with the same id of
+each.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import msgspec
 
 from weft.client.client import EngineClient
 from weft.messages.sessions import (
+    CloseSession,
     KeepSessions,
     KeptSession,
     KeptTurn,
@@ -24,6 +27,7 @@ from weft.state.store import RecordPart, StateStore
 
 KIND = "session"
 TURN = "turn "  # begins the names of parts that are turns
+OF_MODEL = "\\"  # follows a model in the name of a record; no model has it in its own
 MESSAGE_BYTES = 8_000_000  # of history in one message to the engine
 MESSAGE_SESSIONS = 256
 RESTORE_TIMEOUT_S = 60.0
@@ -46,15 +50,22 @@ _turn = msgspec.msgpack.Decoder(KeptTurn)
 
 
 class SessionStore:
-    """The sessions of one server. `tokenizer` is a name for what its token ids mean."""
+    """The sessions of one model. `tokenizer` is a name for what its token ids mean; `model`: its
+    name on a server with several."""
 
     def __init__(
         self,
         state: StateStore,
         tokenizer: str,
+        model: str = "",
     ) -> None:
         self._state = state
         self._tokenizer = tokenizer
+        self._prefix = ""
+        if model:
+            # A server with one model must not take them for its own.
+            self._tokenizer = f"{tokenizer}:{model}"
+            self._prefix = f"{model}{OF_MODEL}"
 
     def note(
         self,
@@ -89,20 +100,28 @@ class SessionStore:
         if num_restored:
             log.info("restored", sessions=num_restored)
 
-    async def names(
+    async def prune(
         self,
+        client: EngineClient,
         older_than_s: float,
-    ) -> list[tuple[str, str]]:
-        """Owner and id of the sessions that nobody has used for so long."""
-        return await self._state.unused(KIND, older_than_s)
+    ) -> int:
+        """Close the sessions that nobody has used for so long, and remove those that the engine
+        does not have, of other models too. Returns their number."""
+        names = await self._state.unused(KIND, older_than_s)
+        for owner, name in names:
+            id = self._id_of(name)
+            if id is not None:
+                reply = await client.call(CloseSession(id, owner=owner))
+                if reply.success:
+                    continue  # the engine tells that it is closed
+            self._state.delete(KIND, owner, name)
+        return len(names)
 
-    def forget(
-        self,
-        owner: str,
-        id: str,
-    ) -> None:
-        """Remove a session that no engine has."""
-        self._state.delete(KIND, owner, id)
+    def _id_of(self, name: str) -> str | None:
+        """The id of the session with a record of this name; None: it is of another model."""
+        if not name.startswith(self._prefix):
+            return None
+        return name.removeprefix(self._prefix)
 
     def _note(
         self,
@@ -110,9 +129,9 @@ class SessionStore:
     ) -> None:
         session = change.session
         owner = session.owner
-        id = session.id
+        name = self._prefix + session.id
         if change.is_closed:
-            self._state.delete(KIND, owner, id)
+            self._state.delete(KIND, owner, name)
             return
         head = SessionHead(
             tokenizer=self._tokenizer,
@@ -125,7 +144,7 @@ class SessionStore:
         for turn in session.turns:
             parts[TURN + turn.name] = msgspec.msgpack.encode(turn)
         forgotten = [TURN + name for name in change.forgotten]
-        self._state.put(KIND, owner, id, parts, without=forgotten, is_new=change.is_new)
+        self._state.put(KIND, owner, name, parts, without=forgotten, is_new=change.is_new)
 
     async def _sessions(self) -> list[KeptSession]:
         """The stored sessions that continue here, the last used one first. Those that have timed
@@ -134,30 +153,33 @@ class SessionStore:
         heads: dict[tuple[str, str], tuple[RecordPart, SessionHead]] = {}
         turns: dict[tuple[str, str], list[KeptTurn]] = {}
         for part in await self._state.read_later(KIND):
-            key = (part.owner, part.name)
+            id = self._id_of(part.name)
+            if id is None:
+                continue
+            key = (part.owner, id)
             if part.part:
                 turns.setdefault(key, []).append(_turn.decode(part.body))
             else:
                 heads[key] = (part, _head.decode(part.body))
         found: list[KeptSession] = []
         num_foreign = 0
-        for key, (part, head) in heads.items():
+        for (owner, id), (part, head) in heads.items():
             idle_s = max(now - part.used_s, 0.0)
             if head.timeout_s and idle_s > head.timeout_s:
-                self._state.delete(KIND, *key)
+                self._state.delete(KIND, part.owner, part.name)
             elif head.tokenizer != self._tokenizer:
                 num_foreign += 1
             else:
                 found.append(
                     KeptSession(
-                        id=part.name,
-                        owner=part.owner,
+                        id=id,
+                        owner=owner,
                         capacity=head.capacity,
                         timeout_s=head.timeout_s,
                         idle_s=idle_s,
                         num_turns=head.num_turns,
                         last=head.last,
-                        turns=turns.get(key, []),
+                        turns=turns.get((owner, id), []),
                     )
                 )
         if num_foreign:

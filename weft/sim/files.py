@@ -21,10 +21,9 @@ from typing import Any
 
 from weft.config.numbers import counted, shown
 from weft.config.options import SettingsError
-from weft.sim.trace import Arrival, Segment
+from weft.sim.trace import LONGEST, Arrival, Segment
 
 BLOCK_LEN = 512
-MAX_LEN = 2**31 - 1  # tokens of a prompt or of an output
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
@@ -143,8 +142,8 @@ def _object(number: int, line: str) -> dict[str, Any]:
 def _length(number: int, line: Mapping[str, Any], name: str) -> int:
     """A number of tokens, 0 or more."""
     value = _number(number, line, name)
-    if not 0 <= value <= MAX_LEN:
-        raise _WrongLine(number, f"{name} is {shown(line[name])}; 0 to {MAX_LEN:,} are allowed")
+    if not 0 <= value <= LONGEST:
+        raise _WrongLine(number, f"{name} is {shown(line[name])}; 0 to {LONGEST:,} are allowed")
     return int(value)
 
 

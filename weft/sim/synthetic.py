@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from weft.config.options import SettingsError, option
 from weft.messages.media import MediaItem
-from weft.sim.trace import OUTPUT, PICTURE, Arrival, Prompt, Segment
+from weft.sim.trace import LONGEST, OUTPUT, PICTURE, Arrival, Prompt, Segment
 
 BLOCK_LEN = 4_096  # conversations that are drawn together
 # Of the Gamma distribution of gaps: the coefficient of variation is 1 / sqrt(shape), about 3.
@@ -24,7 +24,6 @@ BURST_SHAPE = 0.1
 DEFAULT_SIGMA = 1.0  # of log-normal lengths; conversations with chatbots have about this value
 FIRST_LINE = 1 << 32  # key of the first line of a batch: no prompt of the traffic has it
 LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN[:SIGMA]"  # how users write a distribution
-LONGEST = 10_000_000  # tokens
 MAX_SIGMA = 10.0
 LOUD = 1.0  # tenant k sends 1 / (k + 1) ** LOUD times as much as tenant 0
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.messages.media import MediaItem
 
+LONGEST = 2**24  # tokens of a prompt, or of an output: no model has room for more
 VOCAB_SIZE = 32_768  # of a simulated model
 EOS = 0  # the token that ends an output in simulation
 FILLER = 1  # every other token of an output

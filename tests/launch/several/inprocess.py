@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from tests.server.fake import READY, FakeEngine, as_bytes, byte_tokenizer
 from tests.server.template_here import rendering_here
+from weft.batches.service import BatchService
 from weft.client.adapters import AdapterNames
 from weft.client.client import EngineClient
 from weft.config.engine import EngineConfig
@@ -162,8 +163,11 @@ class FakeHost:
 class Server:
     """The application, its house, and a client for it."""
 
-    def __init__(self, app: ASGIApp, house: House, roster: HouseRoster) -> None:
+    def __init__(
+        self, app: ASGIApp, house: House, roster: HouseRoster, batches: BatchService
+    ) -> None:
         self.app = app
+        self.batches = batches
         self.house = house
         self.roster = roster
         self.http = httpx.AsyncClient(
@@ -247,7 +251,7 @@ async def serving(
         shared.batches,
     )
     readiness.mark_ready()
-    server = Server(app, house, roster)
+    server = Server(app, house, roster, shared.batches)
     try:
         yield server
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.launch.several.inprocess import Server, serving, spec
+from weft.batches import tries
 from weft.residency.resident import Level
 from weft.residency.rules import Rules
 from weft.server.several import app as several_app
@@ -160,6 +162,67 @@ def test_a_load_whose_process_is_killed_is_tried_once_more() -> None:
         assert (await server.complete("b")).status_code == 200, "the next request loads it"
 
     run(work, spec("a"), spec("b"), rules=ROOMY)
+
+
+def test_a_request_that_waits_for_its_model_is_aborted_by_name_or_with_all() -> None:
+    async def work(server: Server) -> None:
+        server.host("a").gate = asyncio.Event()
+        asked = [server.complete("a", rid=f"r{number}") for number in range(4)]
+        answers = [asyncio.ensure_future(one) for one in asked]
+        waiting = server.roster.waiting
+        await server.until(lambda: len(waiting()) == 4)
+        for path, body, left in (
+            ("/abort_request", {"rid": "unknown"}, ["r0", "r1", "r2", "r3"]),
+            ("/abort_request", {"rid": "r1"}, ["r0", "r2", "r3"]),
+            ("/abort_requests", {"request_ids": ["r0", "r1"]}, ["r2", "r3"]),
+        ):
+            num_before = len(waiting())
+            aborted = (await server.http.post(path, json=body)).json()["aborted"]
+            assert aborted == num_before - len(left)
+            assert [one.rid for one in waiting()] == left
+        answers.pop().cancel()  # its client leaves
+        await server.until(lambda: len(waiting()) == 1)
+        for answer in answers[:2]:
+            found = (await answer).json()["error"]
+            assert found["code"] == "request_aborted"
+            assert "while it waited for the model 'a' to be loaded" in found["message"]
+        server.host("a").gate.set()
+        assert (await answers[2]).status_code == 200
+        server.host("b").gate = asyncio.Event()
+        last = asyncio.ensure_future(server.complete("b"))
+        await server.until(lambda: len(waiting()) == 1)
+        await server.http.post("/abort_request", json={"abort_all": True})
+        assert (await last).status_code == 400
+        server.host("b").gate.set()
+
+    run(work, spec("a"), spec("b"), rules=ROOMY)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_a_line_of_a_batch_asks_three_times_for_a_model_that_cannot_be_loaded(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tries, "WAITS_S", (0.0,))
+    body: dict[str, Any] = {"model": "bad", "prompt": "x", "max_tokens": 3}
+    if path == "/v1/messages":
+        body = {"model": "bad", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+
+    async def work(server: Server) -> None:
+        server.host("bad").num_crashes = 100
+        asked: dict[str, Any]
+        if path == "/v1/messages":
+            asked = {"requests": [{"custom_id": "1", "params": body}]}
+            batch = (await server.http.post("/v1/messages/batches", json=asked)).json()
+        else:
+            line = {"custom_id": "1", "method": "POST", "url": path, "body": body}
+            file = {"file": ("lines.jsonl", json.dumps(line))}
+            made = await server.http.post("/v1/files", files=file, data={"purpose": "batch"})
+            asked = {"input_file_id": made.json()["id"], "endpoint": path}
+            batch = (await server.http.post("/v1/batches", json=asked)).json()
+        await server.until(lambda: server.batches.batches[batch["id"]].num_failed == 1)
+        assert server.host("bad").num_loads == 6, "each time a killed process is tried again"
+
+    run(work, spec("bad"), rules=ROOMY)
 
 
 def test_a_fault_of_weft_in_a_load_is_told_and_nobody_waits_for_it() -> None:

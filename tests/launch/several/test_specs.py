@@ -179,3 +179,32 @@ def test_the_store_is_offered_by_the_names_that_weft_list_shows(
     assert (by_name["org/real"].in_folder, by_name["org/real"].on_start) == (True, False)
     assert (by_name["two"].in_folder, found[0].name) == (False, "two"), "the settings name it"
     assert "org/real" not in {one.name for one in specs("--models-dir", folder)}
+
+
+EVENTS = '{"publisher": "zmq", "endpoint": "%s", "replay_endpoint": "tcp://*:%d"}'
+
+
+def test_two_models_do_not_publish_events_at_one_address(folder: Path, tmp_path: Path) -> None:
+    for endpoint, claimed in (
+        ("tcp://*:5557", r"tcp://\*:5557"),
+        ("tcp://router:5557", r"tcp://router:5557 \(topic '', rank 0\)"),
+    ):
+        events = ("--kv-events-config", EVENTS % (endpoint, 5558))
+        with pytest.raises(SettingsError, match=f"'one' and 'two' would both .* {claimed}; "):
+            specs(folder / "one", folder / "two", *events)
+        with pytest.raises(SettingsError, match="that comes later and another one would both"):
+            specs("--models-dir", tmp_path, *events)
+    text = f"""
+        [models.fast]
+        path = "{folder / "one"}"
+        kv_events_config = '{EVENTS % ("tcp://*:5557", 5559)}'
+        dp_size = 2
+        [models.slow]
+        path = "{folder / "two"}"
+        kv_events_config = '{EVENTS % ("tcp://*:%d", 5561)}'
+        [models.quiet]
+        path = "{folder / "two"}"
+        """
+    with pytest.raises(SettingsError, match=r"'fast' and 'slow' would both .* tcp://\*:5558; "):
+        specs("--config", toml(tmp_path, text % 5558))
+    assert len(specs("--config", toml(tmp_path, text % 5562))) == 3

@@ -66,8 +66,9 @@ def check_line(custom_id: str, body: JsonObject) -> None:
     if not 0 < len(custom_id) <= MAX_ID_LEN:
         message = f"custom_id has {len(custom_id):,} characters; 1 to {MAX_ID_LEN} are allowed"
         raise BadLine(message, custom_id[:MAX_ID_LEN] or None)
-    if body.get("stream"):
-        raise BadLine("stream is true; lines of a batch have whole answers", custom_id)
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise BadLine(f"{name} is true; lines of a batch have whole answers", custom_id)
 
 
 def _custom_id(line: bytes) -> str | None:

@@ -29,6 +29,7 @@ class RouteAnswer(NamedTuple):
     status: int
     body: JsonObject
     request_id: str
+    code: str = ""  # of an error; "": it has none
 
 
 class WrittenLine(NamedTuple):

@@ -89,6 +89,7 @@ class Fleet:
         self._inbox: asyncio.Queue[FromEngine | Unreadable] = asyncio.Queue()
         self._has_begun = False  # all engines have been ready once
         self._calls: dict[int, JoinedCall] = {}  # by the number of the client's call
+        self._begins: set[int] = set()  # calls that open a session which no engine has yet
         self._own_numbers = itertools.count(FIRST_OWN_CALL)
         self._catching_up: dict[int, int] = {}  # own calls to new engines without a reply: rank
 
@@ -169,6 +170,7 @@ class Fleet:
         rank = self._sessions.emptiest(up)
         if isinstance(request, OpenSession):
             self._sessions.bind(request.session_id, request.owner, rank)
+            self._begins.add(request.call)
         return [rank]
 
     def _send_call(self, request: ControlRequest[Any]) -> None:
@@ -240,8 +242,11 @@ class Fleet:
             self.changes.forget_adapters(reply.evicted)
         if succeeded:
             self.changes.note(request)
+        # A session that is open already stays where it is, though it cannot be opened again.
+        failed_to_begin = number in self._begins and not succeeded
+        self._begins.discard(number)
         if isinstance(request, CloseSession) or (
-            isinstance(request, OpenSession) and not succeeded
+            isinstance(request, OpenSession) and failed_to_begin
         ):
             self._sessions.forget(request.session_id, request.owner)
         if isinstance(request, FlushCache) or isinstance(reply, WeightsReply):

@@ -12,7 +12,7 @@ from weft.models.transformers_backend.describe import described
 
 MAY_DIFFER = (  # fields of the config that new weights may change
     *("name", "dtype", "kv_dtype", "quantize", "keeps_codes"),
-    *("stored", "num_coded", "coded_bytes"),
+    *("stored", "num_coded", "num_wide", "coded_bytes"),
     *("max_position", "context_length", "bos_token_id", "eos_token_ids", "pooling"),
 )
 

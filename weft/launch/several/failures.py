@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from weft.batches.tries import NOT_LOADED
 from weft.launch.several.hosted import LoadFailed
 from weft.observe.log import EventLog
 from weft.server.errors import ApiError
@@ -49,7 +50,7 @@ class LoadFailures:
         self._count(name)
         log.error("load_failed", model=name, reason=exc)
         message = f"the model {name!r} cannot be loaded: {exc}"
-        error = ApiError(500 if exc.is_users else 503, message, code="model_load_failed")
+        error = ApiError(500 if exc.is_users else 503, message, code=NOT_LOADED)
         if exc.is_users:  # else the next request tries again
             self._last[name] = (time.monotonic(), error)
         return error

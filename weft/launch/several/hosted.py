@@ -203,7 +203,7 @@ class HostedModel:
                 group,
                 self._house.tracer,
                 parts=parts,
-                shared=replace(self._house.shared, session_mark=f":{self.spec.name}"),
+                shared=replace(self._house.shared, model_name=self.spec.name),
                 helpers=helpers,
             )
         except BaseException:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+from weft.batches.tries import NOT_LOADED
 from weft.client.calls import EngineFault
 from weft.client.engine_state import EngineUnavailable
 from weft.config.amounts import size
@@ -227,7 +228,7 @@ class House:
                 self._start(self._change(name, self.hosts[name].grow, self.facts.grown))
             case Refuse():
                 message = f"the model {name!r} cannot be loaded: {action.reason}"
-                self.line.fail(name, ApiError(503, message, code="model_load_failed"))
+                self.line.fail(name, ApiError(503, message, code=NOT_LOADED))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         # Not in the context of the request that happens to be the first one for its model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from weft.launch.several.house import House
 from weft.launch.several.specs import ModelSpec
@@ -162,6 +162,14 @@ class HouseRoster:
             )
             found.append(one)
         return found
+
+    def abort_waiting(self, names: Collection[str]) -> int:
+        house = self._house
+        aborted = house.line.abort(names)
+        for waiter in aborted:
+            house.facts.give_up(waiter.model, waiter.came_s)
+        house.settle()
+        return len(aborted)
 
     # ---- requests
 

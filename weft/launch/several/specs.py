@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from weft.assemble.model_folder import model_folder, model_name
 from weft.config.engine import EngineConfig
+from weft.config.kv_events import Publisher, check_models
 from weft.config.options import Settings, SettingsError
 from weft.config.server import ServerConfig
 from weft.config.several import ALONE, GROUP, ModelsConfig, ModelTable
@@ -55,7 +56,20 @@ def read_specs(settings: Settings, store: ModelStore) -> list[ModelSpec]:
                 "[models.NAME] of the configuration file gives one of them another name"
             )
     known = set(taken)
-    return found + [spec for spec in offered_later(settings, store) if spec.name not in known]
+    found += [spec for spec in offered_later(settings, store) if spec.name not in known]
+    check_models(_publishers(settings, found))
+    return found
+
+
+def _publishers(settings: Settings, specs: Sequence[ModelSpec]) -> Iterator[Publisher]:
+    """The models that may publish KV events: those that there are, and any two that come later."""
+    for spec in specs:
+        yield Publisher(repr(spec.name), spec.engine.kv_events_config, spec.server.dp_size)
+    several = settings.make(ModelsConfig)
+    if several.models_dir or several.models_store:
+        of_all = settings.make(EngineConfig).kv_events_config
+        for name in ("a model that comes later", "another one"):
+            yield Publisher(name, of_all, 1)
 
 
 def _require_none_alone(settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from weft.server.errors import ApiError
@@ -48,6 +48,19 @@ class LoadLine:
     def remove(self, waiter: Waiter) -> None:
         self._waiters[waiter.model].remove(waiter)
         self.num_waiting -= 1
+
+    def abort(self, names: Collection[str]) -> list[Waiter]:
+        """End those with these names, or all if there are none. Returns them."""
+        chosen = [one for one in self if not names or one.rid in names]
+        for waiter in chosen:
+            self.remove(waiter)
+            message = (
+                f"the request was aborted while it waited for the model {waiter.model!r} to be "
+                "loaded"
+            )
+            if not waiter.may_begin.done():
+                waiter.may_begin.set_exception(ApiError(400, message, code="request_aborted"))
+        return chosen
 
     def begin(self, model: str, num: int) -> list[Waiter]:
         """Let the first `num` requests of a model begin."""

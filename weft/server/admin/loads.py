@@ -9,6 +9,7 @@ the index of the engine.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -67,6 +68,25 @@ def fullness(found: list[JsonObject], knee_output_per_s: float) -> dict[str, flo
         "output_per_s": round(now, 2),
         "knee_output_per_s": knee or None,
         "full": round(now / knee, 4) if knee else None,
+    }
+
+
+def shared_fullness(models: Sequence[tuple[list[JsonObject], float]]) -> dict[str, float | None]:
+    """`fullness` of a server whose models share its machine. Each is the loads of its engines and
+    its knee: the parts of the knees add up, and the knee is that of the mix that runs now."""
+    now = 0.0
+    parts = 0.0
+    is_known = any(knee for _, knee in models)
+    for found, knee in models:
+        one = fullness(found, knee)
+        now += one["output_per_s"] or 0.0
+        parts += one["full"] or 0.0
+        if one["output_per_s"] and one["full"] is None:
+            is_known = False
+    return {
+        "output_per_s": round(now, 2),
+        "knee_output_per_s": round(now / parts, 2) if is_known and parts else None,
+        "full": round(parts, 4) if is_known else None,
     }
 
 

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from weft.config.numbers import counted
-from weft.messages.sessions import CloseSession
 from weft.observe.log import EventLog
 from weft.server.body import json_response, read_json
 from weft.server.context import ServerContext
@@ -79,24 +78,19 @@ async def _remove(
     state = _state(context)
     assert context.sessions is not None, "sessions are kept with the rest"
     num_responses = context.responses.prune(older_than_s)
-    names = await context.sessions.names(older_than_s)
-    for owner, id in names:
-        # The engine tells that it is closed; a session that no engine has is only on disk.
-        reply = await context.client.call(CloseSession(id, owner=owner))
-        if not reply.success:
-            context.sessions.forget(owner, id)
+    num_sessions = await context.sessions.prune(context.client, older_than_s)
     try:
         await _settle(context, state, is_all=is_all)
     except StateError as exc:  # logged where it was raised
-        removed = f"{counted(num_responses, 'response')} and {counted(len(names), 'session')}"
+        removed = f"{counted(num_responses, 'response')} and {counted(num_sessions, 'session')}"
         message = (
             f"the server's disk takes nothing: {removed} were removed, but are still on the disk; "
             "this is tried again each second"
         )
         raise ApiError(503, message) from exc
     await state.give_back()
-    log.info("state_removed", responses=num_responses, sessions=len(names))
-    return RemovedAnswer(responses=num_responses, sessions=len(names))
+    log.info("state_removed", responses=num_responses, sessions=num_sessions)
+    return RemovedAnswer(responses=num_responses, sessions=num_sessions)
 
 
 async def _settle(context: ServerContext, state: StateStore, *, is_all: bool) -> None:

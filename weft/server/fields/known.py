@@ -75,7 +75,7 @@ def asks_for_nothing(name: str, value: object) -> bool:
         return True
     if name in _BY_ITSELF:
         return value in (None, True)
-    if name == "thinking":
+    if name in ("thinking", "web_search_options"):  # `{}` asks for a search with its defaults
         return value is None
     # 0 may have an effect, although it equals False.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

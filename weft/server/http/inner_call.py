@@ -60,7 +60,7 @@ class InnerCall:
             exchange.leave()
             await asyncio.gather(task, return_exceptions=True)
             raise
-        return exchange.answer(rid)
+        return exchange.answer(rid, scope.get("weft.code") or "")
 
     async def _run(self, scope: Scope, exchange: _Exchange, owner: str, rid: str) -> None:
         request = RequestContext(rid, time.perf_counter(), "", owner or "background")
@@ -73,6 +73,7 @@ class InnerCall:
             error = translated(exc)
             exchange.status = error.status
             exchange.pieces = [error_json(error)]
+            scope["weft.code"] = error.code
         if "weft.error" in scope:
             self._on_refusal(request, scope["path"], exchange.status, scope["weft.error"])
 
@@ -104,10 +105,10 @@ class _Exchange:
         elif message["type"] == "http.response.body":
             self.pieces.append(message.get("body", b""))
 
-    def answer(self, rid: str) -> RouteAnswer:
+    def answer(self, rid: str, code: str) -> RouteAnswer:
         body = b"".join(self.pieces)
         try:
             fields = msgspec.json.decode(body)
         except msgspec.DecodeError:
             fields = {"error": {"message": body[:1_000].decode(errors="replace")}}
-        return RouteAnswer(self.status, fields, rid)
+        return RouteAnswer(self.status, fields, rid, code)

@@ -4,7 +4,7 @@ is loaded. The launcher implements it; a test does in a page.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -97,6 +97,11 @@ class Roster(Protocol):
 
     def waiting(self) -> Sequence[WaitingRequest]:
         """The requests that wait for their models."""
+        ...
+
+    def abort_waiting(self, names: Collection[str]) -> int:
+        """End the requests with these names that wait for their models, or all if there are none.
+        Returns their number."""
         ...
 
     async def load(self, name: str) -> None:

@@ -24,7 +24,13 @@ from weft.messages.by_name import plain
 from weft.messages.control import AbortRequest, ListRequests
 from weft.observe.log import EventLog
 from weft.server.admin.facts import METRICS_TYPE, OPEN_METRICS_TYPE, cards
-from weft.server.admin.loads import loads_answer, loads_asked, loads_of, refresh
+from weft.server.admin.loads import (
+    loads_answer,
+    loads_asked,
+    loads_of,
+    refresh,
+    shared_fullness,
+)
 from weft.server.admin.models import ModelBody, OfferedModel, OfferedModels, StatusOfModel
 from weft.server.admin.work import (
     DEFAULT_LIMIT,
@@ -391,8 +397,9 @@ async def abort_requests(roster: Roster, request: Request) -> ASGIApp:
 
 
 def _abort(roster: Roster, names: set[str]) -> int:
-    """Abort the open requests with these names, or all if there are none. Returns their number."""
-    aborted = 0
+    """Abort the requests with these names that are open or wait for their models, or all if there
+    are none. Returns their number."""
+    aborted = roster.abort_waiting(names)
     for served in roster.loaded().values():
         client = served.context.client
         aborted += (
@@ -407,10 +414,14 @@ async def load(roster: Roster, request: Request) -> ASGIApp:
 
 
 async def loads(roster: Roster, request: Request) -> ASGIApp:
-    """An entry for each engine of each loaded model, and the aggregate."""
+    """An entry for each engine of each loaded model, the aggregate, and how full the server is."""
     version = roster.blank.context.info.version
     found = loads_asked(request, await _loads(roster))
-    return loads_answer(request, version, found, {})
+    shares: list[tuple[list[JsonObject], float]] = []
+    for name, served in roster.loaded().items():
+        of_model = [one for one in found if one["model"] == name]
+        shares.append((of_model, served.context.config.knee_output_per_s))
+    return loads_answer(request, version, found, {"capacity": shared_fullness(shares)})
 
 
 async def get_load(roster: Roster, request: Request) -> ASGIApp:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weft.config.media_options import PER_PROMPT
 from weft.messages.media import MediaKind
 from weft.text.media.errors import MediaTooLarge
-from weft.text.media.sound import MAX_SECONDS
+from weft.text.media.sound import ANY_SOUND, SoundLimit
 
 MAX_SIDE = 32_768  # pixels of one side of a picture
 MAX_RATIO = 200  # of the sides of a picture
@@ -27,13 +27,13 @@ BYTES: dict[MediaKind, int] = {"image": 16, "video": 16, "audio": 1 << 22}
 
 
 class MediaLimits(NamedTuple):
-    """The fields have the names of options."""
+    """The fields of numbers have the names of options."""
 
     max_bytes: int = 64_000_000  # of all files of a request together
     max_image_pixels: int = 36_000_000
     max_video_frames: int = 768
     max_video_pixels: int = 64_000_000  # of all frames together
-    max_audio_s: float = MAX_SECONDS
+    audio: SoundLimit = ANY_SOUND
     per_prompt: Mapping[str, int] = PER_PROMPT
 
     @property
@@ -59,7 +59,7 @@ class MediaLimits(NamedTuple):
             return self.max_image_pixels
         if kind == "video":
             return self.max_video_pixels
-        return self.max_audio_s
+        return self.audio.max_s
 
     def require_frames(self, num_frames: int, size: tuple[int, int]) -> None:
         """Raise `MediaTooLarge` for a video with too many frames, or too many pixels. For a format

@@ -35,7 +35,7 @@ def read_media(
         image = open_picture(files[0], limits.max_image_pixels)
         return processor.image(decode_picture(image))
     if kind == "audio":
-        return processor.audio(decode_sound(files[0], processor.audio_rate, limits.max_audio_s))
+        return processor.audio(decode_sound(files[0], processor.audio_rate, limits.audio))
     if len(files) > 1:
         return _frames(processor, limits, files, frames_per_s or FRAMES_PER_S)
     container = container_of(files[0])

@@ -17,7 +17,6 @@ from weft.text.media.errors import MediaTooLarge
 from weft.text.media.resample import resample
 from weft.text.media.wav import is_wav, read_wav
 
-MAX_SECONDS = 60.0  # the limits of models are lower
 MAX_CHANNELS = 8
 RATES = range(4_000, 192_001)  # samples a second
 BLOCK = 1 << 16  # frames that are decoded at once
@@ -26,18 +25,28 @@ STARTS = {b"fLaC": "FLAC", b"OggS": "OGG", b"ID3": "MP3"}
 READ = "WAV, FLAC, MP3 and Ogg"
 
 
+class SoundLimit(NamedTuple):
+    """How long a sound may last."""
+
+    max_s: float = 60.0  # the limits of models are lower
+    limit: str = "max_audio_s"  # the field of `config.limits.Limits`
+
+
+ANY_SOUND = SoundLimit()
+
+
 class Sound(NamedTuple):
     samples: FloatArray  # [n], mono, between -1 and 1
     rate: int  # samples a second
 
 
-def decode_sound(raw: bytes, rate: int, max_seconds: float = MAX_SECONDS) -> FloatArray:
+def decode_sound(raw: bytes, rate: int, limit: SoundLimit = ANY_SOUND) -> FloatArray:
     """The samples [n] of a file, mono, `rate` per second. Channels are averaged.
 
     Raises ValueError, with a message for the client, if the file is not a sound, is damaged or too
     long, or has too many channels or a rate that is not allowed.
     """
-    sound = _decoded(raw, max_seconds)
+    sound = _decoded(raw, limit)
     if not len(sound.samples):
         raise ValueError("the sound is empty")
     if not np.isfinite(sound.samples).all():
@@ -45,12 +54,12 @@ def decode_sound(raw: bytes, rate: int, max_seconds: float = MAX_SECONDS) -> Flo
     return resample(sound.samples, sound.rate, rate)
 
 
-def _decoded(raw: bytes, max_seconds: float) -> Sound:
+def _decoded(raw: bytes, limit: SoundLimit) -> Sound:
     if is_wav(raw):
         wav = read_wav(raw)
-        _check(wav.layout.rate, wav.layout.channels, wav.num_frames, max_seconds)
+        _check(wav.layout.rate, wav.layout.channels, wav.num_frames, limit)
         return Sound(wav.mono(), wav.layout.rate)
-    return _by_soundfile(raw, _format(raw), max_seconds)
+    return _by_soundfile(raw, _format(raw), limit)
 
 
 def _format(raw: bytes) -> str:
@@ -66,7 +75,7 @@ def _format(raw: bytes) -> str:
     raise ValueError(f"the sound has no known format; {READ} are allowed")
 
 
-def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
+def _by_soundfile(raw: bytes, format: str, limit: SoundLimit) -> Sound:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: the C library is missing
@@ -87,7 +96,7 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
         with Stream(io.BytesIO(raw)) as file:
             if file.format not in STARTS.values():
                 raise ValueError(f"the sound begins as {format}, and is {file.format}")
-            return _read(file, max_seconds)
+            return _read(file, limit)
     except soundfile.SoundFileError as exc:
         # The library's own texts are about files on a disk, and about formats that it has not.
         raise ValueError(
@@ -96,9 +105,9 @@ def _by_soundfile(raw: bytes, format: str, max_seconds: float) -> Sound:
         ) from exc
 
 
-def _read(file: Any, max_seconds: float) -> Sound:
+def _read(file: Any, limit: SoundLimit) -> Sound:
     """The samples of an open file, read in blocks."""
-    _check(file.samplerate, file.channels, 0, max_seconds)
+    _check(file.samplerate, file.channels, 0, limit)
     pieces = []
     num_frames = 0
     while True:
@@ -106,19 +115,20 @@ def _read(file: Any, max_seconds: float) -> Sound:
         if not len(piece):
             break
         num_frames += len(piece)
-        _check(file.samplerate, file.channels, num_frames, max_seconds)
+        _check(file.samplerate, file.channels, num_frames, limit)
         pieces.append(piece.mean(1))
     samples = np.concatenate(pieces) if pieces else np.empty(0, np.float32)
     return Sound(samples, file.samplerate)
 
 
-def _check(rate: int, channels: int, num_frames: int, max_seconds: float) -> None:
+def _check(rate: int, channels: int, num_frames: int, limit: SoundLimit) -> None:
     if rate not in RATES:
         raise ValueError(
             f"the sound has {rate} samples a second; from {RATES[0]} to {RATES[-1]} are allowed"
         )
     if channels > MAX_CHANNELS:
         raise ValueError(f"the sound has {channels} channels; at most {MAX_CHANNELS} are allowed")
-    if num_frames > max_seconds * rate:
-        message = f"the sound lasts more than {max_seconds:g} s, which is what is allowed"
-        raise MediaTooLarge("max_audio_s", message)
+    if num_frames > limit.max_s * rate:
+        option = "--" + limit.limit.replace("_", "-")
+        message = f"the sound lasts more than {limit.max_s:g} s, which {option} allows"
+        raise MediaTooLarge(limit.limit, message)

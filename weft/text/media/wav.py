@@ -1,8 +1,11 @@
-"""Reads WAV files: the header, and the samples in mono.
+"""Reads WAV files, also those whose sizes have 64 bits (RF64, BW64): the header, and the samples in
+mono.
 
 WAV needs no package: soundfile, which reads the other formats, is an optional one, brings decoders
 written in C, and is not installed on most servers. Files are not trusted: the header is checked
 against the content.
+
+Sources: ITU-R BS.2088-1 (BW64), EBU Tech 3306 (RF64).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ FLOAT = 3
 EXTENSIBLE = 0xFFFE  # the kind is in a later field
 # Programs that stream a file write such a length: the samples extend to the end of the file.
 UNKNOWN_LENGTH = 0x7FFFF000
+IN_DS64 = 0xFFFFFFFF  # a size that the chunk `ds64` has in 64 bits
+UNKNOWN_IN_DS64 = (0, 2**64 - 1)  # what programs that stream such a file leave there
 MAX_CHUNKS = 1_000
 BLOCK = 1 << 16  # frames that are converted at once
 
@@ -58,26 +63,33 @@ class Wav(NamedTuple):
 
 
 def is_wav(raw: bytes) -> bool:
-    return raw[:4] == b"RIFF" and raw[8:12] == b"WAVE"
+    return raw[:4] in (b"RIFF", b"RF64", b"BW64") and raw[8:12] == b"WAVE"
 
 
 def read_wav(raw: bytes) -> Wav:
     """The format and samples of a file. Raises ValueError if it is damaged or not supported."""
     layout: Layout | None = None
+    long_size = 0  # of the samples; 0: unknown
     for name, size, content in _chunks(raw):
         if name == b"fmt ":
             layout = _layout(content)
+        elif name == b"ds64":
+            long_size = _long_size(content)
         elif name == b"data":
             if layout is None:
                 raise ValueError("the WAV file has samples before it says what they are")
-            if size >= UNKNOWN_LENGTH:
-                content = content[: len(content) // layout.frame_bytes * layout.frame_bytes]
-            elif size > len(content):
+            if size == IN_DS64 and long_size:
+                size = long_size
+                content = content[:size]
+            elif size >= UNKNOWN_LENGTH:
+                size = len(content) // layout.frame_bytes * layout.frame_bytes
+                content = content[:size]
+            if size > len(content):
                 raise ValueError(
                     f"the WAV file is cut off: it says {size} bytes of samples, and has "
                     f"{len(content)}"
                 )
-            elif size % layout.frame_bytes:
+            if size % layout.frame_bytes:
                 raise ValueError(
                     f"the WAV file has {size} bytes of samples, which are not whole frames of "
                     f"{layout.frame_bytes} bytes"
@@ -98,6 +110,16 @@ def _chunks(raw: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
         yield name, size, view[offset : offset + size]
         offset += size + size % 2
     raise ValueError(f"the WAV file has more than the {MAX_CHUNKS:,} chunks that are allowed")
+
+
+def _long_size(content: memoryview) -> int:
+    """The bytes of the samples that the chunk `ds64` states; 0: unknown."""
+    if len(content) < 16:
+        raise ValueError("the WAV file has sizes of 64 bits, and does not say them")
+    (size,) = struct.unpack_from("<Q", content, 8)
+    if size in UNKNOWN_IN_DS64:
+        return 0
+    return int(size)
 
 
 def _layout(content: memoryview) -> Layout:

@@ -21,18 +21,23 @@ KEPT_SCALES = ("F16", "BF16", "F32")
 
 class CodedSize(NamedTuple):
     num_weights: int
+    num_wide: int  # of these, codes of more than four bits
     num_bytes: int
 
 
 def coded_size(entries: Mapping[str, TensorEntry], quantization: Quantization) -> CodedSize:
     num_weights = 0
+    num_wide = 0
     num_bytes = 0
     for name, entry in entries.items():
         ending = _ending(name, CODES)
         bits = _bits(ending, entry, quantization)
         if not bits:
             continue
-        num_weights += entry.num_bytes * 8 // bits
+        num = entry.num_bytes * 8 // bits
+        num_weights += num
+        if bits > 4:
+            num_wide += num
         num_bytes += entry.num_bytes
         module = name.removesuffix(ending)
         has_zeros = not quantization.is_symmetric and any(
@@ -42,7 +47,7 @@ def coded_size(entries: Mapping[str, TensorEntry], quantization: Quantization) -
             if module + each in entries:
                 has_mins = has_zeros and not quantization.is_symmetric
                 num_bytes += _scale_bytes(entries[module + each], has_mins)
-    return CodedSize(num_weights, num_bytes)
+    return CodedSize(num_weights, num_wide, num_bytes)
 
 
 def _ending(name: str, endings: tuple[str, ...]) -> str:
