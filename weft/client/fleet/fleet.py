@@ -68,6 +68,7 @@ class JoinedCall:
 
     request: ControlRequest[Any]
     awaited: set[int]  # ranks
+    begins_session: bool = False  # it opens one that no engine has yet
     replies: dict[int, ControlReply] = field(default_factory=dict)
 
 
@@ -89,7 +90,6 @@ class Fleet:
         self._inbox: asyncio.Queue[FromEngine | Unreadable] = asyncio.Queue()
         self._has_begun = False  # all engines have been ready once
         self._calls: dict[int, JoinedCall] = {}  # by the number of the client's call
-        self._begins: set[int] = set()  # calls that open a session which no engine has yet
         self._own_numbers = itertools.count(FIRST_OWN_CALL)
         self._catching_up: dict[int, int] = {}  # own calls to new engines without a reply: rank
 
@@ -158,10 +158,11 @@ class Fleet:
 
     # ---- control requests
 
-    def _rank_for_session(self, request: OpenSession | CloseSession) -> list[int]:
-        """The engine that has the session; for a new session the engine with the fewest
+    def _rank_for_session(
+        self, request: OpenSession | CloseSession, bound: int | None
+    ) -> list[int]:
+        """The engine that has the session, `bound`; for a new session the engine with the fewest
         sessions."""
-        bound = self._sessions.of(request.session_id, request.owner)
         if bound is not None and self.members[bound].is_up:
             return [bound]
         up = self.up
@@ -170,12 +171,14 @@ class Fleet:
         rank = self._sessions.emptiest(up)
         if isinstance(request, OpenSession):
             self._sessions.bind(request.session_id, request.owner, rank)
-            self._begins.add(request.call)
         return [rank]
 
     def _send_call(self, request: ControlRequest[Any]) -> None:
+        begins_session = False
         if isinstance(request, OpenSession | CloseSession):
-            ranks = self._rank_for_session(request)
+            bound = self._sessions.of(request.session_id, request.owner)
+            begins_session = isinstance(request, OpenSession) and bound not in self.up
+            ranks = self._rank_for_session(request, bound)
         elif isinstance(request, GetPrefix):
             # Numbers of nodes are valid only for the pictures of one engine.
             wanted = wanted_rank.get() or 0
@@ -185,7 +188,7 @@ class Fleet:
         if not ranks:
             self._tell(CallFailed(call=request.call, message=self.why_unavailable()))
             return
-        self._calls[request.call] = JoinedCall(request, set(ranks))
+        self._calls[request.call] = JoinedCall(request, set(ranks), begins_session)
         if isinstance(request, BlockInput | UnblockInput) and len(ranks) > 1:
             request = _at_once(request, [self.members[rank].ready for rank in ranks])
         for index, rank in enumerate(ranks):
@@ -243,8 +246,7 @@ class Fleet:
         if succeeded:
             self.changes.note(request)
         # A session that is open already stays where it is, though it cannot be opened again.
-        failed_to_begin = number in self._begins and not succeeded
-        self._begins.discard(number)
+        failed_to_begin = call.begins_session and not succeeded
         if isinstance(request, CloseSession) or (
             isinstance(request, OpenSession) and failed_to_begin
         ):

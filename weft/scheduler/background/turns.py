@@ -97,8 +97,7 @@ class BackgroundTurns:
         num_rows = spare.num_rows(columns, background, num_drafts)
         if num_rows == len(background):
             return rows, counts
-        takes_part = ~is_background
-        takes_part[np.flatnonzero(is_background)[:num_rows]] = True
+        takes_part = _with_first(is_background, num_rows)
         return rows[takes_part], counts[takes_part]
 
     def _spare_time(self, online: IntArray, prompts: Sequence[Request]) -> SpareTime | None:
@@ -126,9 +125,14 @@ class BackgroundTurns:
         if not num_resting:
             return rows
         if rows is not self._asked or num_resting != self._num_resting:
-            takes_part = ~is_background
-            takes_part[np.flatnonzero(is_background)[:num_taken]] = True
             self._asked = rows
             self._num_resting = num_resting
-            self._answer = rows[takes_part]
+            self._answer = rows[_with_first(is_background, num_taken)]
         return self._answer
+
+
+def _with_first(is_background: BoolArray, num: int) -> BoolArray:
+    """[n] Which rows take part: online rows, and the first `num` background rows."""
+    takes_part = ~is_background
+    takes_part[np.flatnonzero(is_background)[:num]] = True
+    return takes_part
