@@ -1,6 +1,6 @@
 """How fast attention of single tokens reads the cache on a CPU, beside a loop that does nothing but read.
 
-    python benchmarks/attention.py [--shape 0.6b] [--kv bf16] [--contexts 1024,8192] [--requests 1] [--threads 2]
+    python benchmarks/attention.py [--shape 0.6b] [--kv bf16] [--contexts 1024,8192] [--requests 1] [--threads 2] [--kernels avx2]
 
 A program has as many layers as fill a few hundred megabytes, more than caches hold, as in a decode step of a model. Pages
 of 16 tokens stand in any order. Medians of rounds in which both are measured in turns. Two versions are compared in turns,
@@ -124,8 +124,9 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--kernels", default="", help="an instruction set, as of weft serve")
     options = parser.parse_args()
-    library = load()
+    library = load(options.kernels)
     torch.set_num_threads(options.threads)
     loop = ReadLoop(CACHE_BYTES, options.threads)
     for kv in options.kv.split(","):

@@ -1,6 +1,6 @@
 """What a decode step costs on a CPU, and how much of it is spent outside the kernels. Medians, in milliseconds.
 
-    python benchmarks/step.py FOLDER [--requests 16] [--temperature 0.8] [options of weft serve]
+    python benchmarks/step.py FOLDER [--requests 16] [--prompt 8000] [--temperature 0.8] [options of weft serve]
 
 The engine runs in this process, with a real model: behind its weights Python finds its data and code out of the caches,
 as it does in service. Two versions are compared in turns, each from its own checkout (PYTHONPATH).
@@ -27,7 +27,7 @@ from weft.messages.requests import GenerateRequest
 from weft.messages.sampling import SamplingParams
 from weft.ops.cpp.library import Library
 
-PROMPT_LEN, OUTPUT_LEN, ROUNDS = 64, 128, 6
+OUTPUT_LEN, ROUNDS = 128, 6
 EDGE = 3  # steps at both ends of a round that are no decode steps of all requests
 
 
@@ -54,6 +54,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each request before")
     parser.add_argument("--temperature", type=float, default=0.0)
     options, rest = parser.parse_known_args()
     config = (
@@ -86,7 +87,7 @@ def decode(
         sampling = SamplingParams(
             max_new_tokens=OUTPUT_LEN, temperature=options.temperature, seed=number, ignore_eos=True
         )
-        ids = rng.integers(0, vocab_size, PROMPT_LEN).astype(np.int32).tobytes()
+        ids = rng.integers(0, vocab_size, options.prompt).astype(np.int32).tobytes()
         engine.submit(GenerateRequest(id=number, rid=str(number), input_ids=ids, sampling=sampling))
     steps = []
     while engine.has_work:
@@ -94,7 +95,7 @@ def decode(
         began = time.perf_counter()
         engine.step()
         steps.append((time.perf_counter() - began, kernels.seconds))
-    return steps[EDGE:-EDGE]
+    return steps[EDGE - OUTPUT_LEN : -EDGE]
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ X86 = (  # the best first
         # Sapphire and Emerald Rapids multiply pairs of bfloat16 at half the rate of floats.
         slow_on="GenuineIntel",
     ),
-    # Pairs of bfloat16 only in attention, which is bound by memory; floats in matrix products.
+    # Pairs of bfloat16 only by the matrix unit, in encoders; floats in all other products.
     InstructionSet("avx512_bf16_kv", _BF16, _VNNI | {"avx512_bf16"}),
     InstructionSet("avx512_vnni", (*AVX512, "-DWEFT_VNNI", "-mavx512vnni"), _VNNI),
     InstructionSet("avx512", AVX512, _AVX512),

@@ -10,10 +10,10 @@
 //            of narrow numbers, where taking words apart costs least, the even and the odd dims.
 //            `finish` puts the result in order.
 //
-// With WEFT_BF16, bf16 stays in pairs, which dot_pairs multiplies: pairs of dims for keys, pairs of
-// rows for values. Bytes become pairs of shorts, and so do queries and weights, with a scale for
-// each row of them: products are whole numbers, exact in any order. Scales of bytes and shorts are
-// no part of the factors: they multiply whole scores and weights.
+// With WEFT_BF16_PRODUCTS, bf16 stays in pairs, which dot_pairs multiplies: pairs of dims for keys,
+// pairs of rows for values. Bytes become pairs of shorts, and so do queries and weights, with a
+// scale for each row of them: products are whole numbers, exact in any order. Scales of bytes and
+// shorts are no part of the factors: they multiply whole scores and weights.
 #pragma once
 
 #include "gemm.h"
@@ -215,7 +215,7 @@ struct InShorts {
   WEFT_INLINE void put_floats(int16_t* p, F32 x) { store_shorts(p, x); }
 };
 
-#if defined(WEFT_BF16)
+#if defined(WEFT_BF16_PRODUCTS)
 struct InPairs {
   using Factor = bf16;
   using Vector = Pairs;
@@ -308,7 +308,7 @@ struct KvI16 : InShorts {
   }
 };
 
-#if defined(WEFT_BF16)
+#if defined(WEFT_BF16_PRODUCTS)
 struct KvBf16 : InPairs {
   using Element = bf16;
   static constexpr int kDims = 2;
