@@ -104,7 +104,8 @@ def _patches(config: JsonMapping, out_size: int) -> PatchSpec | None:
     vision = section(config, "vision_config")
     if not vision:
         return None
-    text = section(config, "text_config")
+    # With nulls: one says that pictures are seen in order.
+    text = get(config, "text_config", dict, {})
     hidden = size(vision, "mm_embed_dim", 3_840)
     made = size(vision, "output_proj_dims", hidden)
     if made != hidden:
