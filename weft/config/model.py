@@ -781,7 +781,7 @@ def read_json_if_there(path: Path) -> JsonObject:
 def read_json(path: Path) -> JsonObject:
     """The JSON object in a file of a model. Raises ModelNotFound."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelNotFound(f"{path.parent} has no {path.name}: it is not a model folder") from None
     except (OSError, ValueError) as exc:

@@ -425,7 +425,7 @@ class Command:
         import tomllib
 
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as exc:
             raise SettingsError(
                 f"cannot read the configuration file {path}: {exc.strerror}"
