@@ -116,7 +116,9 @@ def test_faults_of_steps_end_the_requests_of_the_steps(
         assert [status(server) for _ in range(4)] == [500] * 4, (part, fault)
 
 
-@pytest.mark.parametrize(("hook", "way_to_end"), zip(HOOKS, cycle(("raise", "exit")), strict=False))
+@pytest.mark.parametrize(
+    ("hook", "way_to_end"), list(zip(HOOKS, cycle(("raise", "exit")), strict=False))
+)
 def test_faults_of_a_group_end_at_most_the_requests_concerned(
     server: Server, hook: str, way_to_end: str
 ) -> None:

@@ -166,19 +166,19 @@ def specified(
         if shape.bias:
             both += torch.cat([gate_up.get_bias(part) for part in parts])
         inner = rounded(gate_and_mul(both, experts.activation).float())
-        each = inner.values.double() @ weight_of(down, expert)
+        weight = weight_of(down, expert)
+        each = inner.values.double() @ weight
         if shape.bias:
             each += down.get_bias(expert)
-        doubt = inner.doubt.double() @ weight_of(down, expert).abs()
+        doubt = inner.doubt.double() @ weight.abs()
         share = routed.weights[tokens, ranks, None].double()
         found.values.index_add_(0, tokens, share * each)
         found.doubt.index_add_(0, tokens, share.abs() * doubt)
     return found
 
 
-@lru_cache(maxsize=64)
 def weight_of(matrix: Matrix, part: int) -> Tensor:
-    """As it is packed: [in, out] float64. No test changes it after the first look."""
+    """As it is packed: [in, out] float64."""
     return matrix.get(part).double().T
 
 
