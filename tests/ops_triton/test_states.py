@@ -112,13 +112,13 @@ def test_padding_changes_no_state_and_no_output(name: str) -> None:
 
 
 def test_numbers_of_bfloat16_are_computed_in_float32() -> None:
-    case = CASES["delta of one head"]
+    case = CASES["delta"]
     x = random(int(LENS.sum()), case.width).bfloat16()
     config, pool = make_pool(case)
     plain = TorchStates(config, pool)
     plain.prepare(LENS, SLOTS)
     expected = case.compute(plain, x.clone())
-    states, _ = made("delta of one head")
+    states, _ = made("delta")
     states.prepare(LENS, SLOTS)
     found = case.compute(states, x)
     assert found.dtype == torch.bfloat16
