@@ -16,6 +16,7 @@ class Waiter:
     model: str
     came_s: float
     may_begin: asyncio.Future[None]
+    is_early: bool = False  # the files of its model are still being read
 
 
 class LoadLine:
@@ -23,12 +24,14 @@ class LoadLine:
 
     def __init__(self) -> None:
         self._waiters: dict[str, deque[Waiter]] = defaultdict(deque)
+        self._early: list[Waiter] = []
         self._askers: dict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self.num_waiting = 0
 
     def __iter__(self) -> Iterator[Waiter]:
         for waiters in self._waiters.values():
             yield from waiters
+        yield from self._early
 
     def num_for(self, model: str) -> int:
         return len(self._waiters[model])
@@ -45,8 +48,20 @@ class LoadLine:
         self.num_waiting += 1
         return waiter
 
+    def add_early(self, model: str, rid: str, now_s: float) -> Waiter:
+        """Add a request whose model is not known yet: it is removed before it waits for a load."""
+        waiter = Waiter(
+            rid, model, now_s, asyncio.get_running_loop().create_future(), is_early=True
+        )
+        self._early.append(waiter)
+        self.num_waiting += 1
+        return waiter
+
     def remove(self, waiter: Waiter) -> None:
-        self._waiters[waiter.model].remove(waiter)
+        if waiter.is_early:
+            self._early.remove(waiter)
+        else:
+            self._waiters[waiter.model].remove(waiter)
         self.num_waiting -= 1
 
     def abort(self, names: Collection[str]) -> list[Waiter]:
