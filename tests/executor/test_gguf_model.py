@@ -526,7 +526,7 @@ REFUSED = {
     ),
     "parts that are no number": (
         {"split.count": np.array([1, 1], dtype=np.int32)},
-        r"split.count is \[1 1\]; an int is expected",
+        r"split.count is \[1 1\]; it must be given as int",
     ),
     "no heads": ({"llama.attention.head_count": 0}, "is"),
     "wide layers": ({"llama.embedding_length": 2**31, "llama.rope.dimension_count": None}, "says"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weft.config.families.family import FULL
 from weft.config.families.gguf import MLP, StateLayers, expert_size
 from weft.config.families.table import GGUF_FILES
+from weft.config.metadata import metadata_value
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel
 from weft.config.numbers import shown
 from weft.json_types import JsonMapping, JsonObject
@@ -245,11 +246,8 @@ class _Keys:
 
     def number(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The number of a key. A list with one number per layer is accepted if all are equal."""
-        value = self._model.metadata.get(self.full(key))
-        if value is None:
-            if default is None:
-                raise BadCheckpoint(f"{self._model.name} has no {self.full(key)} in its metadata")
-            return default
+        full = self.full(key)
+        value: Any = self._model.metadata.get(full)
         if hasattr(value, "tolist"):
             each = set(value.tolist())
             if key in self.architecture.by_layer:
@@ -258,18 +256,12 @@ class _Keys:
                 each.discard(0)  # layers that keep a state have no heads
             if len(each) != 1:
                 raise UnsupportedModel(
-                    f"{self._model.name}: {self.full(key)} differs between layers, "
-                    "which is not supported"
+                    f"{self._model.name}: {full} differs between layers, which is not supported"
                 )
             value = each.pop()
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind:
-            raise BadCheckpoint(
-                f"{self._model.name}: {self.full(key)} is {str(value)[:64]}; "
-                f"it must be given as {kind.__name__}"
-            )
-        return value
+        return metadata_value(self._model.name, {full: value}, full, kind, default)
 
     def note_name(self, name: str, key: str) -> None:
         self.names[name] = key

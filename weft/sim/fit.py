@@ -175,7 +175,7 @@ def read_steps(name: str) -> list[StepTime]:
     ValueError for any other file.
     """
     steps = []
-    with open(name, encoding="utf-8", newline="") as file:
+    with open(name, encoding="utf-8-sig", newline="") as file:
         try:
             for line in csv.DictReader(file):
                 step = StepTime(

@@ -582,6 +582,6 @@ def _chat_templates(folder: Path, config: JsonObject) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise TokenizerError(f"{path} is not UTF-8: {exc}") from exc

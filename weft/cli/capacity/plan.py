@@ -38,7 +38,7 @@ from weft.config.options import (
     SettingsError,
     asked_help,
     did_you_mean,
-    options_of,
+    options_by_name,
 )
 from weft.journal.file import MAGIC
 from weft.sim.files import read_trace
@@ -281,7 +281,7 @@ def users_of(wanted: WorkloadOptions, lengths: tuple[Lengths, Lengths]) -> ChatU
 
 def _builds(fixed: Mapping[str, OptionValue], text: str) -> list[Build]:
     """The servers to measure: all combinations of the values in `text`. Raises SettingsError."""
-    known = {each.name: each for each in options_of(EngineConfig)}
+    known = options_by_name(EngineConfig)
     columns: list[list[tuple[str, OptionValue, str]]] = []
     for word in text.split():
         name, equals, values = word.partition("=")
