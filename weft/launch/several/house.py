@@ -111,7 +111,8 @@ class House:
         if name not in self.facts.models or not self.facts.is_open(name):
             self._require_no_failure(name)
             self.line.require_room(most_waiting)
-            await self._know_early(name, rid)
+            with self.line.early(name, rid, time.monotonic()):
+                await self.know(name)
         now_s = time.monotonic()
         if not self.facts.request(name, now_s):
             await self._wait(self.line.add(name, rid, now_s), longest_s)
@@ -121,22 +122,6 @@ class House:
             message = f"the engine of the model {name!r} has ended; send the request again"
             raise ApiError(503, message, headers={"retry-after": "1"})
         return served
-
-    async def _know_early(self, name: str, rid: str) -> None:
-        """`know`, for a request that can be aborted meanwhile. Raises `ApiError`."""
-        if name in self.facts.models:
-            return
-        waiter = self.line.add_early(name, rid, time.monotonic())
-        aborted: BaseException | None = None
-        try:
-            await self.know(name)
-        finally:
-            if waiter.may_begin.done():
-                aborted = waiter.may_begin.exception()
-            else:
-                self.line.remove(waiter)
-        if aborted is not None:
-            raise aborted
 
     async def _wait(self, waiter: Waiter, longest_s: float) -> None:
         name = waiter.model

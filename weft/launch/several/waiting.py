@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from weft.server.errors import ApiError
@@ -48,14 +49,24 @@ class LoadLine:
         self.num_waiting += 1
         return waiter
 
-    def add_early(self, model: str, rid: str, now_s: float) -> Waiter:
-        """Add a request whose model is not known yet: it is removed before it waits for a load."""
-        waiter = Waiter(
-            rid, model, now_s, asyncio.get_running_loop().create_future(), is_early=True
-        )
+    @contextmanager
+    def early(self, model: str, rid: str, now_s: float) -> Iterator[None]:
+        """Let a request be in the line while its model becomes known. Raises `ApiError` at the end
+        if it was aborted meanwhile."""
+        may_begin: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(rid, model, now_s, may_begin, is_early=True)
         self._early.append(waiter)
         self.num_waiting += 1
-        return waiter
+        aborted: BaseException | None = None
+        try:
+            yield
+        finally:
+            if may_begin.done():
+                aborted = may_begin.exception()
+            else:
+                self.remove(waiter)
+        if aborted is not None:
+            raise aborted
 
     def remove(self, waiter: Waiter) -> None:
         if waiter.is_early:
