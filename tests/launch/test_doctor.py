@@ -90,6 +90,14 @@ def test_tensor_of_another_shape_is_named(capsys: pytest.CaptureFixture[str], mo
     assert wrong in found["weights"][1]
 
 
+def test_another_format_than_the_option_names_fails(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    status, found = examine(capsys, str(model), "--port", "0", "--quantization", "gptq")
+    assert status == 1
+    assert "--quantization is gptq" in found["weights"][1]
+
+
 def test_damaged_weights_and_tokenizer_are_both_reported(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
