@@ -270,7 +270,8 @@ async def read_body(
 
 
 def _too_large(name: str, limit: int) -> ApiError:
-    message = f"the body is larger than the limit of {limit / 1e6:g} MB"
+    option = "--" + name.replace("_", "-")
+    message = f"the body is larger than the limit of {limit / 1e6:g} MB ({option})"
     return over(name, message, status=413)
 
 
