@@ -16,7 +16,7 @@ from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError
 from weft.memory.allocator import OutOfPages, PageAllocator
 
-NUM_SCHEDULES = 28  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 35  # `scripts/soak --schedules` has as many as there is time for
 NUM_TIMED = 9
 
 
