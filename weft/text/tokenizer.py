@@ -95,6 +95,10 @@ class Tokenizer:
         self._alone: dict[int, str] = {}  # texts of single tokens, where tokens are no bytes
         self._workers = Workers(2, "the tokenizer")
 
+    def rest(self) -> None:
+        """End the threads that encode in the background, until there is work for them again."""
+        self._workers.rest()
+
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """The tokenizer of a model folder. Raises `TokenizerError`, which names the faulty file."""
