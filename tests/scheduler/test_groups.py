@@ -18,7 +18,7 @@ from weft.scheduler.settings import (
     TierSettings,
 )
 
-NUM_SCHEDULES = 10  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
 
 
 # Windows beside states

@@ -186,7 +186,7 @@ def run_world(
     return world
 
 
-NUM_SCHEDULES = 7
+NUM_SCHEDULES = 10
 
 
 @cache

@@ -316,7 +316,7 @@ def test_a_replay_gives_each_pin_what_was_found_for_it() -> None:
     it.replay(check=True)
 
 
-@pytest.mark.parametrize("seed", seeds(5, 16))
+@pytest.mark.parametrize("seed", seeds(8, 16))
 def test_with_pins_every_invariant_holds_and_the_replay_is_exact(seed: int) -> None:
     kinds = {"windows": seed % 8 == 1, "states": seed % 8 == 3, "drafts": seed % 8 == 5}
     it = run_random(seed, 30, pins=True, **kinds)

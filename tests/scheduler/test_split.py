@@ -348,7 +348,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SplitPlanner, "least_tokens", 1)
 
 
-NUM_SCHEDULES = 8
+NUM_SCHEDULES = 12
 
 
 @cache

@@ -43,7 +43,7 @@ def held_tokens(world: World, id: int) -> int:
 # Random schedules
 
 
-NUM_SCHEDULES = 10  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
 
 
 @cache
