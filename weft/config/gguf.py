@@ -55,6 +55,7 @@ NAMES = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope_theta": "rope.freq_base",
     "factor": "rope.scaling.factor",
+    "mscale": "rope.scaling.yarn_log_multiplier",
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -268,15 +269,22 @@ class _Keys:
 
     def in_words_of_file(self, message: str, config: JsonMapping) -> str:
         """A message about keys of a `config.json` that was made of the file, with the file's own
-        keys for those that have the same value there."""
-        values = {**config.get("rope_parameters", {}), **config}
+        keys for those that have the same value there, and beside those that were computed."""
+        rope: JsonMapping = config.get("rope_parameters", {})
+        values: dict[str, list[str]] = {}
+        for part in (config, rope, *rope.values()):
+            if isinstance(part, dict):  # rotations of the layers of one kind
+                for name, value in part.items():
+                    values.setdefault(name, []).append(str(value))
 
         def own(word: re.Match[str]) -> str:
             key = self.full(self.names.get(word[0], ""))
             in_file = self._model.metadata.get(key)
-            if in_file is not None and str(in_file) == str(values.get(word[0])):
+            if in_file is None or word[0] not in values:
+                return word[0]
+            if str(in_file) in values[word[0]]:
                 return key
-            return word[0]
+            return f"{word[0]} (from {key})"
 
         return re.sub(r"\w+", own, message)
 

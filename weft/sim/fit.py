@@ -190,4 +190,6 @@ def read_steps(name: str) -> list[StepTime]:
             raise ValueError(
                 f"{name} has no columns num_tokens, context, seconds with numbers: {exc}"
             ) from exc
+    if not steps:
+        raise ValueError(f"{name} has no lines with steps")
     return steps

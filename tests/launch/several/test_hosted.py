@@ -39,7 +39,8 @@ def test_the_tokenizer_of_a_model_that_is_unloaded_rests(tmp_path: Path) -> None
     [spec] = read_specs(settings, ModelStore())
     host = HostedModel(spec, cast(HouseParts, None))
     rested: list[str] = []
-    tokenizer = SimpleNamespace(rest=lambda: rested.append("tokenizer"))
+    workers = SimpleNamespace(rest=lambda: rested.append("tokenizer"))
+    tokenizer = SimpleNamespace(workers=workers)
     host.parts = cast(FrontParts, SimpleNamespace(tokenizer=tokenizer))
     asyncio.run(host.close())
     assert rested == ["tokenizer"]
