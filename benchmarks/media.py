@@ -1,10 +1,11 @@
 """What pictures cost those who send them, and those who do not.
 
-python benchmarks/media.py --make /tmp/smolvlm        # random weights in the shape of SmolVLM-256M
-python benchmarks/media.py /tmp/smolvlm --threads 2
+python benchmarks/media.py --make ~/models/smolvlm   # random weights in the shape of SmolVLM-256M
+python benchmarks/media.py ~/models/smolvlm --threads 2
 
-On a machine that others use, start the server before (`weft serve /tmp/smolvlm --load-format dummy
---max-running-requests 32 --speculative off`), and measure it with `--url` while they stand still.
+On a machine that others use, start the server before (`weft serve ~/models/smolvlm --load-format
+dummy --max-running-requests 32 --speculative off`), and measure it with `--url` while they stand
+still.
 
 First the same picture is sent twice. Then streams of text are measured: alone, beside requests with
 text, and beside requests with pictures, all different. Times between tokens are those that a client

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shape.measure import walk
+
 ROOT = Path(__file__).parent.parent
 
 # What the modules below each name may import of ours, besides each other; the longest name that
@@ -149,7 +151,7 @@ def below(name: str, package: str) -> bool:
 def imports(source: str) -> list[tuple[int, str]]:
     """Line and full dotted name of everything that `source` imports, wherever it does."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, item.name) for item in node.names]
         elif isinstance(node, ast.ImportFrom):

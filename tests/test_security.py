@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shape.measure import walk
+
 PACKAGE = Path(__file__).parent.parent / "weft"
 
 FORBIDDEN_MODULES = {
@@ -58,7 +60,7 @@ FORBIDDEN_ARGUMENTS = {"shell", "trust_remote_code", "allow_pickle"}  # unless g
 def violations(source: str) -> list[str]:
     """What in `source` is forbidden, with line numbers."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found += [
                 (node.lineno, item.name)

@@ -58,7 +58,7 @@ from weft.config.engine import EngineConfig
 from weft.config.media_options import MOST_PER_PROMPT, PER_PROMPT
 from weft.config.model_errors import UnsupportedModel
 from weft.config.numbers import MAX_N, shown
-from weft.config.options import SettingsError, did_you_mean, options_of
+from weft.config.options import SettingsError, did_you_mean, options_by_name, options_of
 from weft.json_types import JsonObject
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.codec import ToEngine
@@ -127,7 +127,7 @@ class LLM:
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
         given = {"model": model, **settings}
-        options = {option.name: option for option in options_of(EngineConfig)}
+        options = options_by_name(EngineConfig)
         checked: JsonObject = {}
         for name, value in given.items():
             if name not in options:

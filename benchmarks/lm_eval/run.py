@@ -1,6 +1,6 @@
 """lm-evaluation-harness against a weft server, beside the same scores computed directly with transformers.
 
-    python benchmarks/lm_eval/run.py --lm-eval /tmp/lmeval/bin/lm-eval [--model FOLDER]
+    python benchmarks/lm_eval/run.py --lm-eval ~/lm-eval/bin/lm-eval [--model FOLDER]
 
 Prints one line a score: what the harness says of the server, what transformers says, and the difference.
 """

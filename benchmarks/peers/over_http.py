@@ -18,6 +18,8 @@ import socket
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
@@ -90,8 +92,9 @@ async def measure(url: str) -> Speeds:
     return Speeds(max(one), LONG_PROMPT / min(prompt), max(sixteen))
 
 
-def measured(command: str) -> Speeds:
-    """Of a server, which is started and ended."""
+@contextmanager
+def serving(command: str) -> Iterator[str]:
+    """The URL of a server, which is started with `command` and ended."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -103,7 +106,7 @@ def measured(command: str) -> Speeds:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_ready(url, process)
-        return asyncio.run(measure(url))
+        yield url
     finally:
         process.terminate()
         process.wait(30)
@@ -132,7 +135,8 @@ def main() -> None:
     for number in range(options.rounds):
         for server in options.servers:
             name, _, command = server.partition("=")
-            speeds = measured(command)
+            with serving(command) as url:
+                speeds = asyncio.run(measure(url))
             found.setdefault(name, []).append(speeds)
             print(f"round {number + 1}  {name:10}", *(f"{one:8.1f}" for one in speeds), flush=True)
     print(" " * 19, *(f"{name:>8}" for name in Speeds._fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_of_a_line_that_is_too_long_only_the_beginning_is_read(tmp_path: Path) -
     found = list(lines_of(path, longest=10))
     assert found == [b"x" * 9, b"y" * 10, b"z" * 11, b" " * 11, b"w" * 11, b"short"]
     assert list(lines_of(path)) == [line for line in lines if line.strip()]
+
+
+def test_lines_of_windows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(BOM_UTF8 + b"first\r\nsecond\r\n")
+    assert list(lines_of(path)) == [b"first", b"second"]
 
 
 def test_a_file_without_a_whole_line_is_emptied(tmp_path: Path) -> None:

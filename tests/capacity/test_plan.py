@@ -114,6 +114,14 @@ def test_a_trace_without_limits_fits_a_short_context(cost, tmp_path, capsys) -> 
     assert "x the recorded rate (" in capsys.readouterr().out
 
 
+def test_a_wrong_trace_is_refused_before_the_machine_is_measured(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("weft.cli.capacity.plan.measure", None)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("Timestamp,Model,Request tokens,Response tokens\n9,a,forty,8\n")
+    with pytest.raises(SettingsError, match="line 2"):
+        plan(["--trace", str(trace)])
+
+
 def test_an_option_that_is_given_is_not_compared() -> None:
     with pytest.raises(SettingsError, match="which is set to 'int8'"):
         plan(["--quantize", "int8", "--compare", "quantize=none,int8"])

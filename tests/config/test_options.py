@@ -60,7 +60,7 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
 
 def test_file_named_by_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "loom.toml"
-    file.write_text("threads = 10\nshuttle = false\n")
+    file.write_bytes(b"\xef\xbb\xbfthreads = 10\r\nshuttle = false\r\n")  # as on Windows
     assert read(WEFT_CONFIG=str(file)) == Loom(threads=10, shuttle=False)
 
 

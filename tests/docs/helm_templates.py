@@ -7,6 +7,7 @@ whether Helm itself takes the chart; the command for that is `helm lint deploy/h
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -34,7 +35,13 @@ def _add(*values: int) -> int:
     return sum(values)
 
 
-FUNCTIONS: Mapping[str, Callable[..., object]] = {"quote": _quote, "printf": _printf, "add": _add}
+FUNCTIONS: Mapping[str, Callable[..., object]] = {
+    "quote": _quote,
+    "printf": _printf,
+    "add": _add,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
 
 
 def render(template: str, data: Mapping[str, Any]) -> str:

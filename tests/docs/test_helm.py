@@ -87,6 +87,18 @@ def test_the_chart_serves_drains_and_writes_as_the_server_does(changed: dict[str
 
 
 @pytest.mark.parametrize(
+    ("mode", "strategy"),
+    [("ReadWriteOnce", "Recreate"), ("ReadWriteMany", "RollingUpdate")],
+)
+def test_a_new_pod_comes_first_where_two_machines_can_have_the_volume(
+    mode: str, strategy: str
+) -> None:
+    volume = VALUES["persistence"] | {"accessMode": mode}
+    made = manifests({"persistence": volume})
+    assert made["Deployment"]["spec"]["strategy"]["type"] == strategy
+
+
+@pytest.mark.parametrize(
     ("changed", "named"),
     [
         ({"modle": "x"}, "modle"),

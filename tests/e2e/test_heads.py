@@ -121,6 +121,11 @@ def test_a_head_beside_a_model_of_codes_has_eight_bits(head: Path) -> None:
     assert runs_as(beside_codes, target).quantize == "none"  # a draft model
 
 
+def test_a_draft_model_runs_by_wefts_code_beside_a_model_that_shall_not() -> None:
+    config = EngineConfig(draft_model="weft-nano-draft", model_impl="transformers")
+    assert runs_as(config, ModelConfig.from_folder(NANO)).model_impl == "auto"
+
+
 def test_a_head_is_refused_by_what_does_not_fit(tmp_path: Path) -> None:
     two_layers = save_eagle3(tmp_path / "two", {**LLAMA, "num_hidden_layers": 2})
     narrow = save_eagle3(tmp_path / "narrow", {**LLAMA, "hidden_size": 256})

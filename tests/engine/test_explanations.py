@@ -223,7 +223,7 @@ def run_watched(seed: int) -> tuple[Counter[str], Counter[Lack]]:
         witness = Witness(patch)
         world = Watched(chosen, depth=rng.choice([0, 1, 2]))
         world.reasons = Counter()
-        drive(world, rng, 40, switches=seed % 4 == 0)
+        drive(world, rng, 25, switches=seed % 4 == 0)
     return world.reasons, witness.count
 
 

@@ -26,7 +26,7 @@ from tests.executor.gguf_models import (
 from tests.models.many import FAMILIES, SEEING, make_checkpoint, make_seeing
 from tests.models.packed import FORMATS, PackedCheckpoint
 from tests.models.pooled import CASES, make_pooled
-from tests.seeds import every_second
+from tests.seeds import one_in
 from weft.ops.cpp.library import Unavailable, load
 from weft.plan.device import ReleaseMemory, ResumeMemory, UpdateFromTensors
 from weft.weights.cache import key
@@ -52,7 +52,7 @@ def kept_as(name: str) -> str:
     return ("none", "int8", "int4")[len(name) % 3]
 
 
-@pytest.mark.parametrize("family", every_second(FAMILIES))
+@pytest.mark.parametrize("family", one_in(4, FAMILIES))
 def test_every_family(tmp_path: Path, family: str) -> None:
     make_checkpoint(family, tmp_path / "model")
     quantize = kept_as(family)
@@ -72,7 +72,7 @@ def test_models_with_an_encoder_of_pictures(
 # torch computes DeBERTa: weights are kept by our kernels alone.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "name", every_second(name for name in CASES if not name.startswith("deberta"))
+    "name", one_in(4, (name for name in CASES if not name.startswith("deberta")))
 )
 def test_models_that_make_vectors_or_scores(tmp_path: Path, name: str, dtype: str) -> None:
     make_pooled(name, tmp_path / "model")

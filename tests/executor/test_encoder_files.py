@@ -448,7 +448,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another type": (
         {"vision__n_wa_pattern": "2"},
-        "n_wa_pattern is 2; it must be given as int",
+        "n_wa_pattern is '2'; it must be given as int",
     ),
 }
 

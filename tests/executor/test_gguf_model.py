@@ -526,7 +526,7 @@ REFUSED = {
     ),
     "parts that are no number": (
         {"split.count": np.array([1, 1], dtype=np.int32)},
-        r"split.count is \[1 1\]; an int is expected",
+        r"split.count is \[1 1\]; it must be given as int",
     ),
     "no heads": ({"llama.attention.head_count": 0}, "is"),
     "wide layers": ({"llama.embedding_length": 2**31, "llama.rope.dimension_count": None}, "says"),
@@ -561,6 +561,27 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path: Path, what: str) -
     with pytest.raises(ModelError, match=message) as raised:
         prepare(EngineConfig(model=str(file)))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "message"),
+    [
+        (("gemma3", *VARIANTS["gemma3"]), {"rope__freq_base": 0.0}, "gemma3.rope.freq_base is 0"),
+        (
+            LATENT_VARIANTS["V2, in groups, with YaRN"],
+            {"rope__scaling__yarn_log_multiplier": -1.0},
+            "mscale (from deepseek2.rope.scaling.yarn_log_multiplier) is -10",
+        ),
+    ],
+)
+def test_what_was_computed_of_the_file_is_refused_in_its_words(
+    tmp_path: Path, variant: tuple[str, Any, Any], changes: dict[str, Any], message: str
+) -> None:
+    architecture, config, keys = variant
+    tensors = stored(hf_weights(architecture, **config), architecture)
+    values = metadata(architecture, **{**keys, **changes})
+    with pytest.raises(ModelError, match=re.escape(message)):
+        described(write_gguf(tmp_path / "a.gguf", values, tensors))
 
 
 def test_heads_without_values_are_refused_where_a_part_of_each_rotates(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ BEGINNINGS = {
 
 
 def num_texts(name: str) -> int:
-    return 200 if name == "hermes" else 10
+    return 60 if name == "hermes" else 6
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "forced"])

@@ -90,6 +90,14 @@ def test_tensor_of_another_shape_is_named(capsys: pytest.CaptureFixture[str], mo
     assert wrong in found["weights"][1]
 
 
+def test_another_format_than_the_option_names_fails(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
+    status, found = examine(capsys, str(model), "--port", "0", "--quantization", "gptq")
+    assert status == 1
+    assert "--quantization is gptq" in found["weights"][1]
+
+
 def test_damaged_weights_and_tokenizer_are_both_reported(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
@@ -110,10 +118,17 @@ def test_taken_port_and_missing_template_are_warnings(
     assert found["port"][0] == found["chat"][0] == "warn"
 
 
-def test_model_that_does_not_fit(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    status, found = examine(capsys, str(model), "--port", "0", "--kv-tokens", "900000000000")
+@pytest.mark.parametrize(
+    "option",
+    ["--kv-tokens 900000000000", "--quantization gptq", "--enable-dp-attention --dp-size 2"],
+)
+def test_model_that_does_not_fit_the_options_of_the_server(
+    capsys: pytest.CaptureFixture[str], model: Path, option: str
+) -> None:
+    status, found = examine(capsys, str(model), "--port", "0", *option.split())
     assert status == 1
     assert found["fit"][0] == "FAIL"
+    assert "only one engine" not in found["fit"][1]
 
 
 def test_a_driver_that_does_not_answer_is_a_warning_and_the_cpu_computes(

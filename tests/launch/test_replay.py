@@ -34,7 +34,10 @@ def config(model: Path, journal: Path) -> EngineConfig:
 
 
 def test_an_engine_with_a_model_is_replayed_without_it(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     journal = tmp_path / "j"
     prepared = prepare(config(model, journal))
@@ -53,7 +56,10 @@ def test_an_engine_with_a_model_is_replayed_without_it(
             built.engine.step()
     finally:
         built.runner.close()
+    caplog.set_level("DEBUG", "weft")
+    caplog.clear()
     assert main(["replay", str(journal), "--rid", "r3", "--check"]) == 0
+    assert not caplog.records, "what the engine logs again was logged before"
     told = capsys.readouterr().out
     assert "and 5 requests" in told
     assert "every decision is as recorded" in told

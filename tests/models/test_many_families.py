@@ -24,6 +24,7 @@ from tests.models.many import (
     make_renamed,
     make_seeing,
 )
+from tests.seeds import one_in
 from weft.config.model import ModelConfig
 from weft.config.passes import own_passes
 from weft.executor.cpu.fused_step import CpuFusedSteps
@@ -33,7 +34,7 @@ from weft.ops.plain import PlainOps
 from weft.weights.load import load_weights
 
 TOLERANCE = 2e-4  # of log probabilities, float32
-NUM_GREEDY = 6
+NUM_GREEDY = 4
 
 Drive = Callable[..., Driver]
 
@@ -80,8 +81,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     assert_equal(begun[1], checkpoint.logits(second)[-1])
     # Then tokens one by one, beside the rest of the chunks.
     assert_equal(driver.run(Turn(0, first[19:20]))[0], expected[19])
-    assert_equal(driver.run(Turn(0, first[20:41]))[0], expected[40])
-    for index in range(41, len(first)):
+    assert_equal(driver.run(Turn(0, first[20:43]))[0], expected[42])
+    for index in range(43, len(first)):
         logprobs = driver.run(Turn(0, first[index : index + 1]))[0]
         assert_equal(logprobs, expected[index])
     written: list[int] = []
@@ -92,6 +93,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     assert written == theirs.tolist()
 
 
+@pytest.mark.parametrize("checkpoint", one_in(4, FAMILIES), indirect=True)
 def test_weights_in_eight_bits_choose_nearly_the_same_tokens(
     checkpoint: Checkpoint, drive: Drive
 ) -> None:

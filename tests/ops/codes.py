@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,6 +41,7 @@ FORMATS = {
 }
 
 
+@lru_cache(maxsize=64)  # for each instruction set the same
 def random_codes(format: CodeFormat, num_rows: int, in_size: int, seed: int = 0) -> Codes:
     generator = torch.Generator().manual_seed(seed + in_size)
     shape = (num_rows, in_size)
@@ -49,6 +52,12 @@ def random_codes(format: CodeFormat, num_rows: int, in_size: int, seed: int = 0)
     if format.has_mins:
         mins = _scales(format, num_rows, num_groups, in_size, generator)
     return Codes(format, values, scales, mins)
+
+
+@lru_cache(maxsize=16)
+def codes_as_floats(format: CodeFormat, num_rows: int, in_size: int, seed: int = 0) -> Tensor:
+    """What the random codes stand for, [num_rows, in_size]."""
+    return random_codes(format, num_rows, in_size, seed).dequantized()
 
 
 def _scales(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,11 @@ from weft.ops.routing import Choice, Routed, Scores
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
+    return _drawn(shape, seed).clone()
+
+
+@lru_cache(maxsize=128)  # for each instruction set the same
+def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 31 * sum(shape))
     return torch.randn(shape, generator=generator)
 
@@ -160,10 +166,11 @@ def specified(
         if shape.bias:
             both += torch.cat([gate_up.get_bias(part) for part in parts])
         inner = rounded(gate_and_mul(both, experts.activation).float())
-        each = inner.values.double() @ weight_of(down, expert)
+        weight = weight_of(down, expert)
+        each = inner.values.double() @ weight
         if shape.bias:
             each += down.get_bias(expert)
-        doubt = inner.doubt.double() @ weight_of(down, expert).abs()
+        doubt = inner.doubt.double() @ weight.abs()
         share = routed.weights[tokens, ranks, None].double()
         found.values.index_add_(0, tokens, share * each)
         found.doubt.index_add_(0, tokens, share.abs() * doubt)

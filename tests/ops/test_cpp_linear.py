@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.ops.codes import FORMATS as CODE_FORMATS
-from tests.ops.codes import PACKED, random_codes, rows_of
+from tests.ops.codes import PACKED, codes_as_floats, random_codes, rows_of
 from weft.ops.codes import CodeFormat
 from weft.ops.cpp import abi
 from weft.ops.cpp.abi import Epilogue, WeightFormat
@@ -57,7 +58,7 @@ class Packed:
             self.matrix.keep_as(index, format)
         for index, part in enumerate(self.parts):
             codes = random_codes(format, len(part), self.in_size, seed=index)
-            self.parts[index] = codes.dequantized()
+            self.parts[index] = codes_as_floats(format, len(part), self.in_size, seed=index)
             self.matrix.put_codes(index, codes)
 
     @property
@@ -76,6 +77,11 @@ class Packed:
     def unpacked(self) -> list[Tensor]:
         """The parts as the packed weight has them."""
         return [self.matrix.get(index) for index in range(len(self.parts))]
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """All parts as they are packed, [in, out] float64."""
+        return torch.cat(self.unpacked()).double().T
 
     def linear(
         self,
@@ -99,8 +105,8 @@ class Packed:
             (len(x), x.shape[1] + 5), torch.nan
         )  # what is behind a row must not matter
         wide[:, : x.shape[1]] = x
-        scratch = torch.full((len(x) * (4 * self.matrix.padded_in + 64) + 64,), 255)
-        scratch = scratch.to(torch.uint8)
+        num_bytes = len(x) * (4 * self.matrix.padded_in + 64) + 64
+        scratch = torch.full((num_bytes,), 255, dtype=torch.uint8)
         args = abi.LinearArgs(
             weight=self.address,
             x=wide.data_ptr(),
@@ -133,7 +139,7 @@ class Packed:
             x = round_to_shorts(x.float(), 4_095).double()
         elif self.format == WeightFormat.BF16 and self.library.instruction_set in PAIRS:
             x = x.float().bfloat16().double()
-        y = x @ torch.cat(self.unpacked()).double().T
+        y = x @ self.weights
         return y if bias is None else y + bias.double()
 
 

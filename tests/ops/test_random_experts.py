@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import pytest
 import torch
@@ -79,15 +80,25 @@ def test_experts_of_one_process(kernels: Library, format: WeightFormat, seed: in
     draw = random.Random(seed)
     shape = random_shape(draw)
     name, tolerance = TWINS[format]
-    twin = Twin(PlainOps(torch.float32, CPU, name), shape)
     program = Program(kernels, CppOps(kernels, format), shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
-        expected = twin(x)
+        expected = by_twin(name, shape, num)
         scale = max(expected.abs().max().item(), 1.0)
         found = program(x)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * scale)
         assert_specified(2 * (found - x), of_program(program, shape, x, format))
+
+
+@lru_cache(maxsize=1)
+def twin(name: str, shape: Shape) -> Twin:
+    return Twin(PlainOps(torch.float32, CPU, name), shape)
+
+
+@lru_cache(maxsize=32)  # for each instruction set the same
+def by_twin(name: str, shape: Shape, num: int) -> Tensor:
+    """What the twin of a format computes for `num` tokens."""
+    return twin(name, shape)(values(num, shape.hidden, seed=num))
 
 
 def of_program(program: Program, shape: Shape, x: Tensor, format: WeightFormat) -> Specified:
@@ -104,11 +115,10 @@ def test_experts_whose_codes_are_kept(kernels: Library, codes: str, seed: int) -
     draw = random.Random(seed)
     shape = random_shape(draw, codes)
     ops = CppOps(kernels, WeightFormat.BF16, keeps_codes=True)
-    twin = Twin(PlainOps(torch.float32, CPU, "int8"), shape)
     program = Program(kernels, ops, shape, capacity=40)
     for num in random_lens(draw):
         x = values(num, shape.hidden, seed=num)
-        expected = twin(x)
+        expected = by_twin("int8", shape, num)
         tolerance = 1e-2 * max(expected.abs().max().item(), 1.0)
         found = program(x)
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=tolerance)

@@ -18,6 +18,8 @@ from weft.plan.step import Plan
 from weft.scheduler.background.turns import BackgroundTurns
 from weft.scheduler.request import NO_ROW, Columns, RequestState
 from weft.scheduler.retraction import cheapest
+from weft.scheduler.settings import DraftSettings
+from weft.scheduler.speculation.planner import SpeculativePlanner
 
 NUM_WORLDS = 24
 
@@ -30,6 +32,12 @@ def decoding(world: World) -> set[int]:
 
 def has_row(world: World, id: int) -> bool:
     return world.request(id).row != NO_ROW
+
+
+def wait_for(world: World, id: int) -> None:
+    """Run steps until the request decodes."""
+    while id not in decoding(world):
+        world.step()
 
 
 def line(length: int, first: int = 0) -> list[int]:
@@ -185,10 +193,16 @@ def test_an_online_request_that_is_not_ready_stops_no_background_request() -> No
 # Its time
 
 
+def seconds(plan: Plan) -> float:
+    """10 ms, and 1 ms for each token; 1 ms for each pass of a draft model."""
+    if plan.drafting is not None:
+        return 0.001 * int(plan.drafting.counts.max(initial=1))
+    return 0.010 + 0.001 * plan.num_tokens
+
+
 def timed(**changes: object) -> Recorder:
-    """A step costs 10 ms, and 1 ms for each token."""
     world = Recorder(settings(mixed_chunk=True, max_slowdown=2.0, page_size=4, **changes))
-    world.let_steps_cost(lambda plan: 0.010 + 0.001 * plan.num_tokens)
+    world.let_steps_cost(seconds)
     # The cost becomes known.
     world.send(line(30), max_new_tokens=9, ignore_eos=True)
     world.run_dry()
@@ -207,6 +221,17 @@ def online_plans(world: Recorder, row: int) -> list[Plan]:
     return [plan for plan in world.plans if row in plan.rows.tolist() and len(plan.tokens) > 0]
 
 
+def predicted(world: World, prompt: list[int], length: int, *, background: bool = False) -> int:
+    """A request whose client knows all of its output before."""
+    return world.send(
+        prompt,
+        max_new_tokens=length,
+        ignore_eos=True,
+        background=background,
+        prediction=expected_output(prompt, length, VOCAB, set()),
+    )
+
+
 def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it_has_time_for() -> (
     None
 ):
@@ -218,8 +243,7 @@ def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it
     while len(decoding(world)) < 12:
         world.step()
     online = world.send(line(4, 7), max_new_tokens=20, ignore_eos=True)
-    while online not in decoding(world):
-        world.step()
+    wait_for(world, online)
     world.step()
     world.plans.clear()
     for _ in range(10):
@@ -241,26 +265,16 @@ def test_drafts_of_online_requests_go_before_background_rows_and_keep_to_the_tim
         num_pages=500,
     )
     for i in range(12):
-        prompt = line(4, i + 10)
-        world.send(
-            prompt,
-            max_new_tokens=150,
-            ignore_eos=True,
-            background=True,
-            prediction=expected_output(prompt, 150, VOCAB, set()),
-        )
+        predicted(world, line(4, i + 10), 150, background=True)
     while len(decoding(world)) < 12:
         world.step()
-    prompt = line(4, 7)
-    expected = expected_output(prompt, 80, VOCAB, set())
-    online = world.send(prompt, max_new_tokens=80, ignore_eos=True, prediction=expected)
-    while online not in decoding(world):
-        world.step()
+    online = predicted(world, line(4, 7), 80)
+    wait_for(world, online)
     row = world.request(online).row
     world.plans.clear()
     while online in decoding(world):
         world.step()
-    assert world.outputs[online] == expected
+    assert world.outputs[online] == expected_output(line(4, 7), 80, VOCAB, set())
     beside = [plan for plan in online_plans(world, row) if len(plan.rows) > 1]
     drafted = [plan.drafts[plan.rows == row] for plan in beside if plan.drafts is not None]
     assert len(drafted) >= 6
@@ -269,6 +283,54 @@ def test_drafts_of_online_requests_go_before_background_rows_and_keep_to_the_tim
         # The bound is twice what the tokens of the online request and a step take, 38 ms.
         assert plan.num_tokens <= 28
         assert len(plan.rows) < 12
+    world.run_dry()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_prompts_leave_the_drafts_of_online_requests_their_time(background: bool) -> None:
+    """Prompts of online requests may take what those of background requests may."""
+    world = timed(background_slowdown=3.0, speculative="prediction")
+    online = predicted(world, line(4, 7), 80)
+    wait_for(world, online)
+    world.send(line(120, 8), max_new_tokens=2, background=True)
+    world.send(line(120, 9), max_new_tokens=2, background=background)
+    world.step()
+    pace = world.scheduler.pace
+    assert pace is not None
+    assert pace.room is not None
+    num_beside = 0
+    while online in decoding(world):
+        bound_s = pace.room.bound_s(pace.cost.model())
+        world.step()
+        plan = world.plans[-1]
+        assert seconds(plan) <= bound_s
+        num_beside += plan.drafts is not None and len(plan.rows) > 1
+    assert num_beside >= 3
+    world.run_dry()
+
+
+def test_guesses_of_background_requests_that_no_step_has_time_for_are_not_taken_for_wrong() -> None:
+    draft = DraftSettings(vocab_size=VOCAB, context_length=1_000)
+    world = timed(
+        max_running_requests=16, background_slowdown=4.0, speculative="draft", draft=draft
+    )
+    assert world.runner.draft is not None
+    world.runner.draft.wrong_every = 0
+    background = [
+        world.send(line(4, i + 10), max_new_tokens=190, ignore_eos=True, background=True)
+        for i in range(5)
+    ]
+    while len(decoding(world)) < 5:
+        world.step()
+    online = world.send(line(4, 7), max_new_tokens=60, ignore_eos=True)
+    wait_for(world, online)
+    while online in decoding(world):
+        world.step()
+    planner = world.scheduler.planner
+    assert isinstance(planner, SpeculativePlanner)
+    for id in background:
+        [rate] = planner._speculator.trust(world.request(id).row).rates
+        assert rate.value(0.5, 1.0) > 0.8
     world.run_dry()
 
 
@@ -286,8 +348,7 @@ def test_without_online_rows_all_background_rows_decode() -> None:
 def test_a_background_prompt_is_cut_to_the_time_that_is_left_beside_an_online_request() -> None:
     world = timed(background_slowdown=2.0, chunked_prefill_size=64)
     online = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True)
-    while online not in decoding(world):
-        world.step()
+    wait_for(world, online)
     world.send(line(60, 9), max_new_tokens=2, ignore_eos=True, background=True)
     world.plans.clear()
     world.run_dry()
@@ -303,8 +364,7 @@ def test_beside_an_online_prompt_background_rows_take_only_the_time_it_leaves() 
     while len(decoding(world)) < 8:
         world.step()
     online = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True)
-    while online not in decoding(world):
-        world.step()
+    wait_for(world, online)
     world.plans.clear()
     world.send(line(12, 9), max_new_tokens=2, ignore_eos=True)
     world.step()
@@ -322,8 +382,7 @@ def test_while_background_requests_wait_an_online_prompt_may_take_what_they_may(
     for has_background in (False, True):
         world = timed(max_running_requests=2, background_slowdown=3.0, chunked_prefill_size=64)
         online = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True)
-        while online not in decoding(world):
-            world.step()
+        wait_for(world, online)
         if has_background:
             world.send(line(90, 8), max_new_tokens=2, ignore_eos=True, background=True)
         world.send(line(60, 9), max_new_tokens=2, ignore_eos=True)
@@ -340,8 +399,7 @@ def test_prompts_go_before_background_rows_until_these_can_fill_a_step() -> None
     """With prompts of online requests no prompt of theirs is computed, so rows must be there."""
     world = timed(max_running_requests=16, background_slowdown=2.0, chunked_prefill_size=64)
     online = world.send(line(4, 7), max_new_tokens=60, ignore_eos=True)
-    while online not in decoding(world):
-        world.step()
+    wait_for(world, online)
     background = [
         world.send(line(6, i + 10), max_new_tokens=40, ignore_eos=True, background=True)
         for i in range(15)
@@ -358,8 +416,7 @@ def test_prompts_go_before_background_rows_until_these_can_fill_a_step() -> None
 def test_without_online_rows_background_prompts_and_rows_share_steps() -> None:
     world = timed(max_running_requests=16, chunked_prefill_size=64)
     first = world.send(line(4, 7), max_new_tokens=40, ignore_eos=True, background=True)
-    while first not in decoding(world):
-        world.step()
+    wait_for(world, first)
     world.send(line(20, 9), max_new_tokens=2, ignore_eos=True, background=True)
     world.plans.clear()
     world.step()
@@ -371,7 +428,7 @@ def test_the_first_steps_of_all_show_a_batch_what_steps_cost() -> None:
     world = Recorder(
         settings(mixed_chunk=True, max_slowdown=2.0, page_size=4, chunked_prefill_size=64)
     )
-    world.let_steps_cost(lambda plan: 0.010 + 0.001 * plan.num_tokens)
+    world.let_steps_cost(seconds)
     for i in range(6):
         world.send(line(60, i), max_new_tokens=9, ignore_eos=True, background=True)
     world.run_dry()
@@ -384,7 +441,7 @@ def test_the_first_steps_of_all_show_a_batch_what_steps_cost() -> None:
 @pytest.mark.parametrize("others", [0, 1])
 def test_before_any_request_has_decoded_a_background_prompt_is_computed(others: int) -> None:
     world = Recorder(settings(mixed_chunk=True, max_slowdown=2.0, chunked_prefill_size=64))
-    world.let_steps_cost(lambda plan: 0.010 + 0.001 * plan.num_tokens)
+    world.let_steps_cost(seconds)
     for i in range(others):
         world.send(line(20, i), max_new_tokens=1, ignore_eos=True)
         world.run_dry()

@@ -494,6 +494,9 @@ def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> Non
     refused(http.get("/V1/models"), 404)
     refused(http.get(CHAT), 405)
     refused(http.delete("/v1/models"), 405, "allowed methods: GET, HEAD")
+    answer = http.put("/v1/files")  # a path with two routes
+    refused(answer, 405, "allowed methods: GET, HEAD, POST")
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
     refused(http.post("/invocation", json={}), 404)
     refused(http.request("OPTIONS", CHAT), 405)
 

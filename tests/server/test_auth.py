@@ -159,7 +159,8 @@ def test_keys_are_kept_as_hashes_alone() -> None:
 
 def test_a_file_has_a_key_in_each_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# ours\nfirst\n\n  second  \n#third\n")
+    # As an editor on Windows writes it.
+    file.write_bytes(b"\xef\xbb\xbf# ours\r\nfirst\r\n\r\n  second  \r\n#third\r\n")
     with running(ServerConfig(api_key="given", api_key_file=str(file), drain_s=1.0)) as server:
 
         def status(key: str) -> int:

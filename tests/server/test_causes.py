@@ -112,6 +112,7 @@ def last_usage(text: str) -> Any:
 def test_every_api_tells_the_cause_where_it_tells_what_was_cached(server: RealServer) -> None:
     chat(server, "/v1/chat/completions")
     usage = {"include_usage": True}
+    few = {"num_predict": 3}
     ask = {"max_tokens": 3, "return_cache_cause": True}
     said = {"text": RULES, "sampling_params": {"max_new_tokens": 3}, "return_cache_cause": True}
     posted = [
@@ -141,8 +142,8 @@ def test_every_api_tells_the_cause_where_it_tells_what_was_cached(server: RealSe
                 stream=True,
             ).text
         )["input_tokens_details"],
-        chat(server, "/api/chat", stream=False).json(),
-        json.loads(chat(server, "/api/chat").text.splitlines()[-1]),
+        chat(server, "/api/chat", stream=False, options=few).json(),
+        json.loads(chat(server, "/api/chat", options=few).text.splitlines()[-1]),
         server.post("/generate", **said).json()["meta_info"],
         last_usage(server.post("/generate", stream=True, **said).text),
     ]

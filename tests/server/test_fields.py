@@ -269,15 +269,20 @@ def test_a_conversation_that_is_too_long_is_cut_only_on_request(
     assert http.post("/v1/responses", json={**body, "truncation": "all"}).status_code == 400
 
 
-def test_a_server_with_one_engine_refuses_a_header_for_another(http: httpx.Client) -> None:
+def test_a_server_with_one_engine_refuses_a_request_for_another(http: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
+
     def asked(rank: str) -> httpx.Response:
-        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
         return http.post("/v1/completions", json=body, headers={"X-data-parallel-rank": rank})
 
     assert asked("0").status_code == 200
     for wrong in ("1", "one"):
         assert asked(wrong).status_code == 400
         assert asked(wrong).json()["error"]["param"] == "routed_dp_rank"
+    for field in ("routed_dp_rank", "data_parallel_rank"):
+        error = http.post("/v1/completions", json={**body, field: 1}).json()["error"]
+        assert error["param"] == field
+        assert error["message"].startswith(f"{field} is 1; only 0 is allowed")
 
 
 def test_the_fields_of_chat_requests_are_known_to_apis_that_translate_to_them() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anthropic
 import httpx
@@ -20,6 +23,9 @@ from tests.text.tokens import infill_tokenizer
 from weft.config.limits import Limits
 from weft.config.server import ServerConfig
 from weft.messages.requests import GenerateRequest
+from weft.server.media import ServedMedia
+from weft.text.media.loader import MediaLoader
+from weft.text.media.reader_helper import MediaReaders
 
 PAD = 260
 PNG = saved(picture(8, 8))  # 2 tokens
@@ -595,3 +601,20 @@ def test_open_requests_keep_no_more_than_they_may() -> None:
             assert http.post("/generate", json=one).status_code == 503
             server.engine.hold = False
             assert held.result().status_code == 200
+
+
+def test_what_loads_media_has_no_threads_and_no_readers_after_its_end() -> None:
+    ended: list[str] = []
+    readers = SimpleNamespace(close=lambda: ended.append("readers"))
+    media = ServedMedia(cast(MediaLoader, None), cast(MediaReaders, readers), 1.0, 1)
+
+    async def work() -> list[threading.Thread]:
+        workers = (media._fetchers, media._threads)
+        threads = [await one.run(threading.current_thread) for one in workers]
+        media.close()
+        return threads
+
+    for thread in asyncio.run(work()):
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+    assert ended == ["readers"]

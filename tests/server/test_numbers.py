@@ -283,11 +283,12 @@ NUMERIC_ROUTES = [one for one in WITH_BODIES if places(one.body)]  # type: ignor
 # The first name of each route; of its other names some fields are tried.
 FIRST_NAMES = {(one.handler, one.body): one for one in reversed(NUMERIC_ROUTES)}
 OTHER_NAMES_STEP = 6
-UNHARMED_STEP = 8  # fields, after which the engine is looked at
+PARTS = 10  # of the extremes: each field is given those of one of them
+UNHARMED_STEP = 32  # fields, after which the engine is looked at
 
 
 @pytest.mark.parametrize("operation", NUMERIC_ROUTES, ids=lambda one: f"{one.method} {one.path}")
-@pytest.mark.parametrize("part", seeds(1, 5))
+@pytest.mark.parametrize("part", seeds(1, PARTS))
 def test_no_number_of_a_body_is_a_fault(
     operation: Operation, part: int, server: RealServer
 ) -> None:
@@ -299,7 +300,7 @@ def test_no_number_of_a_body_is_a_fault(
         if not is_first and (number + part) % OTHER_NAMES_STEP:
             continue
         body = json.dumps(with_value(right, place, mark))
-        for extreme in EXTREMES[(number + part) % 5 :: 5]:
+        for extreme in EXTREMES[(number + part) % PARTS :: PARTS]:
             for text in texts(place, extreme):
                 content = body.replace(json.dumps(mark), text)
                 answer = server.wait(

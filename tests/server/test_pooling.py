@@ -120,9 +120,10 @@ def test_a_decoder_embeds_in_chunks_and_from_the_cache(kind, request):
         found = vectors(server.post("/v1/embeddings", input=[text, "one"]).json())
         assert np.abs(found[0] - reference.vector(ids)).max() < 2e-5
     scheduler = server.engine.scheduler
-    assert (scheduler.counters.num_cached_tokens > 0) is (kind == "qwen"), (
-        "a mean needs every token"
-    )
+    num_cached = scheduler.counters.num_cached_tokens
+    assert (num_cached > 0) is (kind == "qwen"), "a mean needs every token"
+    server.post("/v1/embeddings", input=[text], cache_salt="another")
+    assert scheduler.counters.num_cached_tokens == num_cached
     assert scheduler.counters.num_generated_tokens == 0
 
 
@@ -138,6 +139,8 @@ def test_a_decoder_embeds_in_chunks_and_from_the_cache(kind, request):
         ({"input": [[4, 5], []]}, "input[1] has no token"),
         ({"input": [[4], [VOCAB]]}, f"token id {VOCAB}"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype is not supported"),
+        ({"input": "a", "data_parallel_rank": 1}, "data_parallel_rank is 1; only 0 is allowed"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({}, "input"),
     ],

@@ -161,7 +161,6 @@ def test_a_schema_is_handed_to_the_engine(
         ),
         ({"background": True, "stream": True}, "background"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": "x"}] * 16_385}, "input"),
     ],
 )
 def test_unsupported_options_are_refused_by_name(
@@ -170,6 +169,14 @@ def test_unsupported_options_are_refused_by_name(
     with pytest.raises(openai.BadRequestError) as caught:
         tool_sdk.responses.create(**{"model": MODEL, "input": "Hi", **options})
     assert caught.value.param == param
+
+
+def test_more_items_than_are_allowed_are_refused(tool_server: RunningServer) -> None:
+    items = [{"role": "user", "content": "x"}] * 16_385
+    body = {"model": MODEL, "input": items}
+    answer = httpx.post(f"{tool_server.url}/v1/responses", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "input"
 
 
 def test_the_store_forgets_what_is_old_or_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

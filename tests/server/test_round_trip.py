@@ -147,12 +147,12 @@ def _forced(client: Client) -> Body:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/responses"])
-def test_a_body_may_have_half_of_a_surrogate_pair(
+def test_a_body_may_have_a_byte_order_mark_and_half_of_a_surrogate_pair(
     called_server: RunningServer, called_http: httpx.Client, path: str
 ) -> None:
     message = r'[{"role": "user", "content": "a\ud83d \ud83d\ude00 \\ud83d"}]'
     name = "input" if path == "/v1/responses" else "messages"
-    body = f'{{"{name}": {message}}}'
+    body = f'\ufeff{{"{name}": {message}}}'
     answer = called_http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
     ids = answer.json().get("tokens")

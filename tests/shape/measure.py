@@ -96,7 +96,8 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
                 todo.append(value)
 
 
-def density_of_source(source: str, tree: ast.Module | None = None) -> Density:
+def density_of_lines(source: str) -> Density:
+    """The counts for which a source need not be parsed."""
     found = Density()
     ends = [match.start() for match in re.finditer("\n", source)]
     lines_with_code = set()
@@ -110,6 +111,11 @@ def density_of_source(source: str, tree: ast.Module | None = None) -> Density:
             lines_with_code.add(bisect_left(ends, token.start()))
     found.lines = len(lines_with_code)
     found.long_lines = sum(len(line) > MAX_COLUMNS for line in source.splitlines())
+    return found
+
+
+def density_of_source(source: str, tree: ast.Module | None = None) -> Density:
+    found = density_of_lines(source)
     for node in walk(tree or ast.parse(source)):
         found.ternaries += isinstance(node, ast.IfExp)
         found.comprehensions += isinstance(node, COMPREHENSIONS)
@@ -128,6 +134,14 @@ def density_of_folder(folder: Path) -> Density:
     total = Density()
     for path in sorted(folder.rglob("*.py")):
         total.add(density_of_source(path.read_text("utf-8"), parsed(path)))
+    return total
+
+
+def lines_of_folder(folder: Path) -> Density:
+    """The counts of `density_of_lines`."""
+    total = Density()
+    for path in folder.rglob("*.py"):
+        total.add(density_of_lines(path.read_text("utf-8")))
     return total
 
 
@@ -249,7 +263,7 @@ def density_without_magic_commas(folder: Path = WEFT) -> Density:
         command += ["--config", str(ROOT / "pyproject.toml")]
         command += ["--config", "format.skip-magic-trailing-comma=true", str(copy)]
         subprocess.run(command, check=True)
-        return density_of_folder(copy)
+        return lines_of_folder(copy)
 
 
 def _other_files(folder: str, names: list[str]) -> list[str]:

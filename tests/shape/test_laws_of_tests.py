@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.shape.measure import ROOT, density_of_folder, parsed, walk
+from tests.shape.measure import ROOT, lines_of_folder, parsed, walk
 
 TESTS = ROOT / "tests"
 MAX_LONG_LINES = 158  # texts that cannot be broken without changing them
@@ -66,7 +66,7 @@ def test_imports_from_test_modules_are_found() -> None:
 
 
 def test_lines_of_tests_are_no_longer_and_no_denser_than_they_were() -> None:
-    density = density_of_folder(TESTS)
+    density = lines_of_folder(TESTS)
     assert density.long_lines <= MAX_LONG_LINES
     assert density.tokens_per_line <= MAX_TOKENS_PER_LINE
 

@@ -7,12 +7,12 @@ files
 
 from __future__ import annotations
 
-import io
 import re
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from pathlib import Path
+
+from tests.shape.measure import TOKENS
 
 WEFT = Path(__file__).parents[2] / "weft"
 # At most so often; what gets fewer lowers its number here.
@@ -29,6 +29,7 @@ MOST = {
     "behind": 50,
     "joins": 5,
 }
+TRACE = re.compile("|".join(MOST), re.IGNORECASE)  # without it a token has none of them
 # Phrases that readers of English as a second language stumble over: what stands after the colon is
 # clearer.
 PHRASES = {
@@ -48,12 +49,15 @@ def counts() -> dict[str, Counter[str]]:
     """By word, the names and "text" in which it stands, and how often."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for path in sorted(WEFT.rglob("*.py")):
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            if token.type == tokenize.NAME:
-                for word in set(words_of(token.string)) & set(MOST):
-                    found[word][token.string] += 1
-            elif token.type in (tokenize.COMMENT, tokenize.STRING):
-                for word in re.findall(r"[a-z]+", token.string):
+        for token in TOKENS.finditer(path.read_text()):
+            text = token[0]
+            if not TRACE.search(text):
+                continue
+            if token.lastgroup == "name":
+                for word in set(words_of(text)) & set(MOST):
+                    found[word][text] += 1
+            elif token.lastgroup in ("comment", "docstring", "string"):
+                for word in re.findall(r"[a-z]+", text):
                     if word in MOST:
                         found[word]["text"] += 1
     return found

@@ -1,4 +1,4 @@
-"""A coding agent's session of 30 turns with pauses, beside a flood of background requests.
+"""A coding agent's session of 16 turns with pauses, beside a flood of background requests.
 
 In virtual time, each turn has its first token nearly as soon as without the flood.
 """
@@ -19,7 +19,7 @@ from weft.sim.cost import PRESETS, CostRunner, TrueLengths, VirtualClock
 from weft.sim.run import fail
 from weft.sim.trace import EOS, FILLER
 
-NUM_TURNS = 30
+NUM_TURNS = 16
 PAUSE_S = 10.0  # of a tool
 MOST = 1.2  # times the time to the first token alone
 VOCAB = 32_000

@@ -106,7 +106,7 @@ def test_an_unknown_router_is_refused_by_name() -> None:
 
 
 def test_two_caches_find_nearly_what_one_of_both_sizes_does() -> None:
-    traffic = replace(TRAFFIC, requests=500, rate=12.0, prefixes=24)
+    traffic = replace(TRAFFIC, requests=250, rate=12.0, prefixes=24)
     half = played(2, traffic=traffic)
     whole = simulate_cluster(
         replace(SETTINGS, num_pages=800, max_running_requests=16),

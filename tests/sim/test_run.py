@@ -99,7 +99,7 @@ def test_time_jumps_over_idle_stretches() -> None:
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
 def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap: bool) -> None:
     traffic = Traffic(
-        requests=80,
+        requests=40,
         rate=30.0,
         input_len="uniform:10:150",
         output_len="uniform:100:200",
@@ -134,7 +134,7 @@ def test_long_prompts_that_time_cuts_leave_the_books_in_order(
     max_step_s: float, mixed: bool
 ) -> None:
     traffic = Traffic(
-        requests=120, rate=6.0, input_len="lognormal:2048:1.0", output_len="lognormal:200"
+        requests=60, rate=6.0, input_len="lognormal:2048:1.0", output_len="lognormal:200"
     )
     settings = replace(
         SETTINGS,

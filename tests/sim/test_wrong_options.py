@@ -18,6 +18,8 @@ from weft.cli.main import main
         (["--router", "nope"], "--router: there is no router 'nope'"),
         (["--policy", "nope"], "--policy is 'nope'; there is no such policy"),
         (["--fit", "/nowhere/x"], "--fit: cannot read /nowhere/x: No such file or directory"),
+        (["--fit", "/dev/null"], "cannot fit the cost: /dev/null has no lines with steps"),
+        (["--trace", "/dev"], "cannot read the trace /dev: Is a directory\n"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(

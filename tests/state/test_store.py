@@ -18,7 +18,7 @@ import pytest
 from tests.state import writer
 from weft.state.store import FILE, FORMAT, StateError, StateStore, _Unwritten, _Write
 
-KILLS = 50
+KILLS = 20
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def _execute(folder: Path, sql: str) -> None:
 # Crashes
 
 
-def test_after_fifty_kills_nothing_told_is_lost_and_nothing_is_half_written(
+def test_after_twenty_kills_nothing_told_is_lost_and_nothing_is_half_written(
     tmp_path: Path,
 ) -> None:
     """Each writer continues where the one before was killed, at a moment of its own."""

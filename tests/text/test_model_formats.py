@@ -102,7 +102,7 @@ def test_a_stream_has_emitted_the_received_part_of_a_truncated_call(
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 @seed(1)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=25, deadline=None, database=None)
 @given(text=texts, places=places)
 def test_any_text_gives_the_same_events_wherever_it_is_cut(
     name: str, eager: bool, text: str, places: list[int]
@@ -118,7 +118,7 @@ def test_any_text_gives_the_same_events_wherever_it_is_cut(
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in DROPS_MARKS])
 @seed(2)
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=20, deadline=None, database=None)
 @given(text=texts, places=places)
 def test_without_tools_no_text_is_changed(name: str, text: str, places: list[int]) -> None:
     events = parse(tool_parser(name, eager=True, names=frozenset()), cut_at(text, places))
@@ -128,7 +128,7 @@ def test_without_tools_no_text_is_changed(name: str, text: str, places: list[int
 
 @pytest.mark.parametrize("name", sorted(REASONING_FORMATS))
 @seed(3)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=25, deadline=None, database=None)
 @given(text=texts, places=places, thinks=st.booleans())
 def test_reasoning_is_the_same_wherever_the_text_is_cut(
     name: str, text: str, places: list[int], thinks: bool
@@ -231,7 +231,7 @@ def written_call(format: str, given: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "functiongemma"])
 @pytest.mark.parametrize("eager", [False, True])
 @seed(4)
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=25, deadline=None, database=None)
 @given(given_arguments=arguments, places=places)
 def test_arguments_come_back_with_the_types_of_the_schema(
     name: str, eager: bool, given_arguments: dict[str, Any], places: list[int]
@@ -306,12 +306,13 @@ FILLINGS = [
 @pytest.mark.parametrize(("name", "opening"), OPENINGS)
 @pytest.mark.parametrize("filling", FILLINGS)
 def test_hostile_text_costs_time_in_proportion(name: str, opening: str, filling: str) -> None:
-    text = opening + filling * (60_000 // len(filling))
+    text = opening + filling * (20_000 // len(filling))
     began_s = time.thread_time()
     pieces = cut_at(text, range(0, len(text), 500))
     assert parse(tool_parser(name, eager=False), pieces) == [AnswerText(text)]
     parse(tool_parser(name, eager=True), pieces)
     thoughts = REASONING_FORMATS["gpt_oss"].parser("", eager=True)
     parse(thoughts, pieces)
-    # Seconds of a processor, of which a hundredth is needed.
-    assert time.thread_time() - began_s < 20
+    # Seconds of a processor, of which a hundredth is needed; thrice the text may take nine times as
+    # long where a format is at fault.
+    assert time.thread_time() - began_s < 2.2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,7 +46,12 @@ def result(id: str, content: Any = "rain") -> Message:
 
 def rendered(source: str, messages: list[Message], **options: Any) -> str:
     options = {"tools": TOOLS, "tools_in_messages": True, **options}
-    return ChatTemplate({"default": source}, SPECIAL).render(copy.deepcopy(messages), **options)
+    return template_of(source).render(copy.deepcopy(messages), **options)
+
+
+@cache  # to compile it takes longer than to render
+def template_of(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, SPECIAL)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,6 +113,7 @@ def test_the_next_prompt_begins_with_this_one_and_its_answer(
         assert second[len(first) :].lstrip().startswith(answer)
 
 
+@cache
 def keeps_prompts(source: str) -> bool:
     """Whether a prompt of this template, and its answer, begin the next one if nobody has tools."""
     before = [SYSTEM, USER]

@@ -143,6 +143,18 @@ def test_closed_workers_have_no_threads_and_refuse_work() -> None:
     go(main)
 
 
+def test_workers_that_rest_have_no_threads_and_start_others_for_work() -> None:
+    async def main() -> None:
+        workers = Workers(2, "the test")
+        thread = await workers.run(threading.current_thread)
+        workers.rest()
+        thread.join(240)
+        assert not thread.is_alive()
+        assert await workers.run(threading.current_thread) is not thread
+
+    go(main)
+
+
 def test_objects_of_failed_work_are_freed_with_its_error(without_collector: None) -> None:
     made: list[weakref.ref[Pixels]] = []
 

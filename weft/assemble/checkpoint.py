@@ -10,40 +10,22 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
 from weft.config.quantized import Quantization
 from weft.weights.contents import labelled, open_contents
 from weft.weights.fetch import weight_files
-from weft.weights.gguf.blocks import BLOCKS, BlockFormat
+from weft.weights.gguf.blocks import BLOCKS
 from weft.weights.packed.sizes import coded_size
 from weft.weights.safetensors import Content, TensorEntry
 
 NUM_LOOKED_AT = 64  # values or blocks that are checked at the beginning of each weight
 
 
-class _Floats(NamedTuple):
-    """The layout of a floating-point type in memory (IEEE 754).
-
-    Infinite values and NaN have all bits of the exponent set; NaN also has a bit of the mantissa
-    set.
-    """
-
-    word: Literal["H", "I", "Q"]  # format of `memoryview.cast`
-    num_bytes: int
-    exponent: int  # bit mask
-    mantissa: int  # bit mask
-
-
-_FLOATS = {
-    "BF16": _Floats("H", 2, 0x7F80, 0x007F),
-    "F16": _Floats("H", 2, 0x7C00, 0x03FF),
-    "F32": _Floats("I", 4, 0x7F80_0000, 0x007F_FFFF),
-    "F64": _Floats("Q", 8, 0x7FF0_0000_0000_0000, 0x000F_FFFF_FFFF_FFFF),
-}
+FLOATS = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 def check_files(folder: Path, *, weights: bool = True) -> None:
@@ -111,27 +93,25 @@ def _check_values(content: Content) -> None:
 def _has_numbers(content: Content, entry: TensorEntry) -> bool:
     """Whether the first values of a weight contain no NaN, and not only infinite values. True for
     types that have neither."""
-    if entry.dtype in BLOCKS:
-        return _begins_finite(content, entry, BLOCKS[entry.dtype])
-    floats = _FLOATS.get(entry.dtype)
-    if floats is None:
+    blocks = BLOCKS.get(entry.dtype)
+    if blocks is not None:
+        first = _first_bytes(content, entry, blocks.num_bytes)
+        return blocks.parts(first[None]).is_finite
+    dtype = FLOATS.get(entry.dtype)
+    if dtype is None:
         return True
-    data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * floats.num_bytes))
-    content.read_into(entry.start, memoryview(data))
-    num_infinite = 0
-    values = memoryview(data).cast(floats.word)
-    for value in values:
-        if value & floats.exponent != floats.exponent:
-            continue
-        if value & floats.mantissa:
-            return False
-        num_infinite += 1
+    values = _first_bytes(content, entry, np.dtype(dtype).itemsize).view(dtype)
+    if entry.dtype == "BF16":
+        # The upper halves of float32.
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if np.isnan(values).any():
+        return False
     # A tensor without dimensions is the limit of a product, which may have none.
-    return num_infinite < len(values) or not entry.shape
+    return not np.isinf(values).all() or not entry.shape
 
 
-def _begins_finite(content: Content, entry: TensorEntry, blocks: BlockFormat) -> bool:
-    """Whether the scales of the first blocks are finite."""
-    data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * blocks.num_bytes))
+def _first_bytes(content: Content, entry: TensorEntry, num_bytes: int) -> NDArray[np.uint8]:
+    """The first values or blocks of a weight, of `num_bytes` each."""
+    data = bytearray(min(entry.num_bytes, NUM_LOOKED_AT * num_bytes))
     content.read_into(entry.start, memoryview(data))
-    return blocks.parts(np.frombuffer(data, np.uint8)[None]).is_finite
+    return np.frombuffer(data, np.uint8)

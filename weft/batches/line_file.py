@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -59,18 +60,23 @@ class LineFile:
 
 
 def lines_of(path: Path, longest: int = -1) -> Iterator[bytes]:
-    """The lines of a file that are not empty, without their line feeds. Of a line with more than
-    `longest` bytes only the first `longest + 1` are read into memory; -1: there is no bound.
-    Raises OSError."""
-    most = longest + 1 if longest >= 0 else -1
+    """The lines of a file, as `lines_in` gives them. Raises OSError."""
     with path.open("rb") as file:
-        while line := file.readline(most):
-            if len(line) == most and not line.endswith(b"\n"):
-                _skip_line(file)
-            else:
-                line = line.strip()
-            if line:
-                yield line
+        yield from lines_in(file, longest)
+
+
+def lines_in(file: BinaryIO, longest: int = -1) -> Iterator[bytes]:
+    """The lines that are not empty, without their ends and without a byte order mark, which
+    editors on Windows write. Of a line with more than `longest` bytes only the first `longest + 1`
+    are read into memory; -1: there is no bound. Raises OSError."""
+    most = longest + 1 if longest >= 0 else -1
+    while line := file.readline(most):
+        if len(line) == most and not line.endswith(b"\n"):
+            _skip_line(file)
+        else:
+            line = line.removeprefix(BOM_UTF8).strip()
+        if line:
+            yield line
 
 
 def _skip_line(file: BinaryIO) -> None:

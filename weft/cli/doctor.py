@@ -18,22 +18,22 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
 from weft.config.amounts import count, parameters, size, types
-from weft.config.drafts import OFF
 from weft.config.engine import EngineConfig
 from weft.config.kv_transfer import with_kv_transfer_config
+from weft.config.limits import Limits
+from weft.config.lockstep import with_engines
 from weft.config.machine import Machine, probe
 from weft.config.model import ModelConfig, ModelError
 from weft.config.numbers import counted
 from weft.config.options import Command, SettingsError, asked_help
 from weft.config.passes import own_passes
 from weft.config.pooling import PoolingConfig
-from weft.config.resolve import kept_as, resolve
+from weft.config.resolve import device_of, kept_as
 from weft.config.server import ServerConfig
 from weft.config.speculative_config import with_speculative_config
 from weft.config.vision.spec import TowerSpec
@@ -67,17 +67,18 @@ class Caution(Exception):
 
 def doctor(argv: Sequence[str]) -> int:
     """Run the verb. Returns the exit status."""
-    command = Command("weft doctor", ABOUT, EngineConfig, ServerConfig, positional="model")
+    command = Command("weft doctor", ABOUT, EngineConfig, ServerConfig, Limits, positional="model")
     section = asked_help(argv)
     if section is not None:
         print(command.help(section))
         return 0
     settings = command.read(argv, os.environ)
     machine = probe()
+    server = settings.make(ServerConfig)
     checks = [
-        *machine_checks(machine, settings.make(ServerConfig)),
+        *machine_checks(machine, server),
         *installation_checks(machine),
-        *model_checks(settings.make(EngineConfig), machine),
+        *model_checks(settings.make(EngineConfig), server, machine),
     ]
     num_failed = 0
     for name, check in checks:
@@ -113,6 +114,7 @@ def machine_checks(machine: Machine, server: ServerConfig) -> Iterator[tuple[str
     yield "gpu", lambda: _gpu(machine)
     yield "port", lambda: _port(server)
     yield "sockets", _sockets
+    yield "server", lambda: _server(server)
     yield "capacity", lambda: capacity_line(server)
 
 
@@ -153,6 +155,18 @@ def _port(server: ServerConfig) -> str:
     except SettingsError as exc:
         raise Caution(str(exc)) from exc
     return f"{server.port} on {server.host} is free"
+
+
+def _server(server: ServerConfig) -> str:
+    """The settings that need no model."""
+    from weft.config.keys import read_keys
+    from weft.config.media_options import media_options
+
+    digests, _ = read_keys(server)
+    media_options(server)
+    if not digests.user:
+        return "needs no key"
+    return f"takes {counted(len(digests.user), 'key')}"
 
 
 def capacity_line(server: ServerConfig) -> str:
@@ -275,14 +289,16 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
-def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, Check]]:
+def model_checks(
+    asked: EngineConfig, server: ServerConfig, machine: Machine
+) -> Iterator[tuple[str, Check]]:
     """The checks of a model. Each check presupposes the earlier ones; without a model, there is
     only the first check."""
     from weft.assemble.model_config import choose_model
     from weft.assemble.model_folder import model_folder
     from weft.assemble.prepare import load_tokenizer
 
-    config = with_kv_transfer_config(with_speculative_config(config))
+    config = with_kv_transfer_config(with_speculative_config(asked))
     try:
         folder = model_folder(config)
         model = choose_model(config, folder)
@@ -293,7 +309,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     yield "model", lambda: f"{model.name} in {folder}"
     yield "config", lambda: _architecture(model)
     yield "code", lambda: _code(model)
-    yield "weights", lambda: _weights(folder, model)
+    yield "weights", lambda: _weights(config, folder, model)
     vision = model.vision
     if vision is not None:
         yield "encoder", lambda: _encoder(vision, model)
@@ -309,7 +325,7 @@ def model_checks(config: EngineConfig, machine: Machine) -> Iterator[tuple[str, 
     # The cost is not known for experts, nor for the code of transformers.
     if not (model.is_encoder or model.has_experts or model.library_config):
         yield "layers", lambda: _layers(config, model, machine)
-    yield "fit", lambda: _fit(config, folder, model, machine)
+    yield "fit", lambda: _fit(asked, server, machine)
 
 
 def _raise(exc: Exception) -> str:
@@ -339,10 +355,11 @@ def _code(model: ModelConfig) -> str:
     return f"that of transformers {version} on weft's pages: {COST}"
 
 
-def _weights(folder: Path, model: ModelConfig) -> str:
+def _weights(config: EngineConfig, folder: Path, model: ModelConfig) -> str:
     """Compare names and shapes in the files' headers with those that the architecture needs."""
     import torch
 
+    from weft.config.quantized import check_method
     from weft.executor.plain.tower import TorchTowerBackend
     from weft.models.registry import make_model
     from weft.models.vision.towers import make_tower
@@ -352,6 +369,7 @@ def _weights(folder: Path, model: ModelConfig) -> str:
     from weft.weights.load import files_beside, unread_of
     from weft.weights.stream import matched
 
+    check_method(config.quantization, model.stored, model.name)
     with ExitStack() as stack:
         paths = [*weight_files(folder), *files_beside(model, folder)]
         files = open_contents(stack, labelled(paths))
@@ -416,8 +434,7 @@ def _pooled(model: ModelConfig, pooling: PoolingConfig) -> str:
 
 def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     """The cost of the model's mechanisms besides its matrix products."""
-    alone = replace(config, draft_model="", speculative=OFF)
-    on_gpu = resolve(alone, model, machine).config.device == "cuda"
+    on_gpu = device_of(config, machine) == "cuda"
     passes = own_passes(model.decoder, model.num_layers, model.num_heads)
     if not passes.total:
         return "norms and sums are parts of products, as in Llama"
@@ -434,15 +451,18 @@ def _layers(config: EngineConfig, model: ModelConfig, machine: Machine) -> str:
     )
 
 
-def _fit(config: EngineConfig, folder: Path, model: ModelConfig, machine: Machine) -> str:
-    from weft.assemble.draft_model import find_draft_model
+def _fit(asked: EngineConfig, server: ServerConfig, machine: Machine) -> str:
+    """All that `weft serve` checks and decides before it loads the weights."""
+    from weft.assemble.prepare import prepare
+    from weft.launch.engine_group import part_of
 
-    draft = find_draft_model(config, folder, model)
-    resolved = resolve(config, model, machine, None if draft is None else draft.model)
-    chosen = resolved.config
+    config = with_engines(asked, server.dp_size)
+    prepared = prepare(config, part_of(machine, server.dp_size, config))
+    chosen = prepared.config
+    draft = prepared.draft
     running = f"at most {counted(chosen.max_running_requests, 'request')} together"
-    in_types = types(kept_as(chosen, model))
-    sizing = resolved.sizing
+    in_types = types(kept_as(chosen, prepared.model))
+    sizing = prepared.sizing
     parts = f"weights {size(sizing.weight_bytes)}, work {size(sizing.work_bytes)}"
     text = f"on {chosen.device} in {in_types}: {parts}, KV cache {sizing}; {running}"
     if draft is not None:

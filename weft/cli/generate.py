@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from weft.config.engine import EngineConfig
 from weft.config.options import (
@@ -164,13 +164,13 @@ def generate(argv: Sequence[str]) -> int:
     from weft.llm import LLM
 
     with ExitStack() as stack:
-        source = _open(options.input, "r", stack)
+        source = _source(options.input, stack)
         llm = LLM.of(settings.make(EngineConfig))
         params = params_of(settings, llm.default_params)
         _check_output(options)  # loading takes long: another run may have written meanwhile
         if options.input:
             return _complete_lines(llm, options, source, params)
-        return _complete_one(llm, options, params, _open(options.output, "w", stack))
+        return _complete_one(llm, options, params, _target(options.output, stack))
 
 
 def _check_output(options: GenerateOptions) -> None:
@@ -189,14 +189,22 @@ def _check_output(options: GenerateOptions) -> None:
         )
 
 
-def _open(name: str, mode: str, stack: ExitStack) -> IO[str]:
-    """The named file, or standard input or output."""
+def _source(name: str, stack: ExitStack) -> BinaryIO:
+    """The named file, or standard input. Raises SettingsError."""
     if name in ("", "-"):
-        if mode == "r":
-            return sys.stdin
+        return sys.stdin.buffer
+    try:
+        return stack.enter_context(open(name, "rb"))
+    except OSError as exc:
+        raise SettingsError(f"cannot open {name}: {exc.strerror}") from exc
+
+
+def _target(name: str, stack: ExitStack) -> IO[str]:
+    """The named file, or standard output. Raises SettingsError."""
+    if name in ("", "-"):
         return sys.stdout
     try:
-        return stack.enter_context(open(name, mode, encoding="utf-8"))
+        return stack.enter_context(open(name, "w", encoding="utf-8"))
     except OSError as exc:
         raise SettingsError(f"cannot open {name}: {exc.strerror}") from exc
 
@@ -220,9 +228,10 @@ def _complete_one(
 
 
 def _complete_lines(
-    llm: LLM, options: GenerateOptions, source: IO[str], params: SamplingParams
+    llm: LLM, options: GenerateOptions, source: BinaryIO, params: SamplingParams
 ) -> int:
     from weft.batches.file_run import FileRun, ResultFiles, num_lines
+    from weft.batches.line_file import lines_in
 
     kind = PromptLines(llm, params)
     results: Results = Printed()
@@ -233,8 +242,7 @@ def _complete_lines(
         results = ResultFiles(output, kind)
     path = Path(options.input)
     num = num_lines(path) if path.is_file() else 0
-    lines = (line.encode() for line in source if line.strip())
-    return FileRun(lines, num, kind, results).run(kind.answers)
+    return FileRun(lines_in(source), num, kind, results).run(kind.answers)
 
 
 class Printed:

@@ -673,7 +673,9 @@ def _journal(name: str) -> Journal | None:
             return None
         with JournalReader(Path(name)) as reader:
             journal = read_journal(reader)
-    except (OSError, JournalError, BadJournal) as exc:
+    except OSError as exc:
+        raise SettingsError(f"cannot read the trace {name}: {exc.strerror}") from exc
+    except (JournalError, BadJournal) as exc:
         raise SettingsError(f"cannot read the trace {name}: {exc}") from exc
     if reader.damage is not None:
         print(

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from weft.config.model_errors import BadConfig, UnsupportedModel
 from weft.config.numbers import shown
-from weft.json_types import JsonMapping
+from weft.json_types import JsonMapping, JsonObject
 
 T = TypeVar("T")
 MAX_COUNT = 1_024
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 1_024
+THETA = 10_000.0  # usual base of a rotation
 
 
 def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) -> T:
@@ -31,6 +32,16 @@ def get(config: JsonMapping, key: str, kind: type[T], default: T | None = None) 
             f"{key} is {shown(value)}; config.json must give it as {kind.__name__}"
         )
     return value
+
+
+def said(config: JsonMapping) -> JsonObject:
+    """The values of a `config.json`, or of an object in it, without those that are null."""
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def section(config: JsonMapping, key: str) -> JsonObject:
+    """What the object of a key says; empty if it is null or missing. Raises UnsupportedModel."""
+    return said(get(config, key, dict, {}))
 
 
 def size(config: JsonMapping, key: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
@@ -69,6 +80,11 @@ def number(
             allowed += f" and at most {most:g}"
         raise BadConfig(f"{key} is {value:g}; it must be a number {allowed}")
     return value
+
+
+def rope_theta(config: JsonMapping, default: float = THETA, *, key: str = "rope_theta") -> float:
+    """The base of a rotation."""
+    return number(config, key, default, above=1.0)
 
 
 def token_ids(config: JsonMapping, key: str) -> tuple[int, ...]:

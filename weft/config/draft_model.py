@@ -92,6 +92,7 @@ def draft_settings(config: EngineConfig) -> EngineConfig:
         tokenizer="",
         load_format="dummy" if config.load_format == "dummy" else "auto",
         quantization="auto",
+        model_impl="auto",
         task="generate",
         max_loaded_loras=0,
     )

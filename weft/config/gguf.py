@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from weft.config.families.family import FULL
 from weft.config.families.gguf import MLP, StateLayers, expert_size
 from weft.config.families.table import GGUF_FILES
+from weft.config.metadata import metadata_value
 from weft.config.model import BadCheckpoint, ModelConfig, UnsupportedModel
 from weft.config.numbers import shown
 from weft.json_types import JsonMapping, JsonObject
@@ -54,6 +55,7 @@ NAMES = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope_theta": "rope.freq_base",
     "factor": "rope.scaling.factor",
+    "mscale": "rope.scaling.yarn_log_multiplier",
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -245,11 +247,8 @@ class _Keys:
 
     def number(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The number of a key. A list with one number per layer is accepted if all are equal."""
-        value = self._model.metadata.get(self.full(key))
-        if value is None:
-            if default is None:
-                raise BadCheckpoint(f"{self._model.name} has no {self.full(key)} in its metadata")
-            return default
+        full = self.full(key)
+        value: Any = self._model.metadata.get(full)
         if hasattr(value, "tolist"):
             each = set(value.tolist())
             if key in self.architecture.by_layer:
@@ -258,33 +257,34 @@ class _Keys:
                 each.discard(0)  # layers that keep a state have no heads
             if len(each) != 1:
                 raise UnsupportedModel(
-                    f"{self._model.name}: {self.full(key)} differs between layers, "
-                    "which is not supported"
+                    f"{self._model.name}: {full} differs between layers, which is not supported"
                 )
             value = each.pop()
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind:
-            raise BadCheckpoint(
-                f"{self._model.name}: {self.full(key)} is {str(value)[:64]}; "
-                f"it must be given as {kind.__name__}"
-            )
-        return value
+        return metadata_value(self._model.name, {full: value}, full, kind, default)
 
     def note_name(self, name: str, key: str) -> None:
         self.names[name] = key
 
     def in_words_of_file(self, message: str, config: JsonMapping) -> str:
         """A message about keys of a `config.json` that was made of the file, with the file's own
-        keys for those that have the same value there."""
-        values = {**config.get("rope_parameters", {}), **config}
+        keys for those that have the same value there, and beside those that were computed."""
+        rope: JsonMapping = config.get("rope_parameters", {})
+        values: dict[str, list[str]] = {}
+        for part in (config, rope, *rope.values()):
+            if isinstance(part, dict):  # rotations of the layers of one kind
+                for name, value in part.items():
+                    values.setdefault(name, []).append(str(value))
 
         def own(word: re.Match[str]) -> str:
             key = self.full(self.names.get(word[0], ""))
             in_file = self._model.metadata.get(key)
-            if in_file is not None and str(in_file) == str(values.get(word[0])):
+            if in_file is None or word[0] not in values:
+                return word[0]
+            if str(in_file) in values[word[0]]:
                 return key
-            return word[0]
+            return f"{word[0]} (from {key})"
 
         return re.sub(r"\w+", own, message)
 

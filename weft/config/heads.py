@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from weft.config.config_json import MAX_LAYERS, get, size
+from weft.config.config_json import MAX_LAYERS, get, section, size
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonMapping
 
@@ -201,7 +201,7 @@ def eagle3_spec(config: JsonMapping, target: TargetSizes) -> HeadSpec:
 def _reads(config: JsonMapping, num_layers: int) -> tuple[int, ...]:
     """The layers whose inputs the head reads. Two engines count them in two ways: by the input of a
     layer, or, in a part of its own, by the output of the one before."""
-    own = get(config, "eagle_config", dict, {})
+    own = section(config, "eagle_config")
     key = "eagle_aux_hidden_state_layer_ids"
     ids: Sequence[Any] | None = config.get(key)
     if ids is None and own.get(key) is not None:

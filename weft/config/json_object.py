@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.config.engine import EngineConfig
-from weft.config.options import SettingsError, did_you_mean, options_of
+from weft.config.options import SettingsError, did_you_mean, options_by_name
 from weft.json_types import JsonObject
 
 
@@ -33,7 +33,7 @@ def read_object(flag: str, text: str, known: Sequence[str]) -> JsonObject:
 def spread(config: EngineConfig, source: str, values: Mapping[str, Any]) -> EngineConfig:
     """The settings with the `values` that the field `source` contains; that field is then empty.
     Raises SettingsError if one of these settings is also given."""
-    options = {option.name: option for option in options_of(EngineConfig)}
+    options = options_by_name(EngineConfig)
     for name in values:
         option = options[name]
         if getattr(config, name) != option.default:

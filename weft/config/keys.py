@@ -80,7 +80,7 @@ def _read(path: Path, option: str) -> list[str]:
     """The lines with keys of a file. Raises SettingsError, also for a file without keys: the server
     would be open to all."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except OSError as exc:
         raise SettingsError(f"{option} is {path}, which cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:

@@ -11,7 +11,7 @@ from typing import Any
 from weft.config.engine import EngineConfig
 from weft.config.handoff import DECODE, PREFILL
 from weft.config.json_object import read_object, spread
-from weft.config.options import SettingsError, options_of
+from weft.config.options import SettingsError, options_by_name
 from weft.json_types import JsonObject
 
 FLAG = "--kv-transfer-config"
@@ -39,7 +39,7 @@ def with_kv_transfer_config(config: EngineConfig) -> EngineConfig:
             values[name] = _word(key, content[key], words)
     if "disaggregation_mode" not in values:
         raise SettingsError(f"{FLAG} has no kv_role; one of {', '.join(ROLES)} is expected")
-    options = {option.name: option for option in options_of(EngineConfig)}
+    options = options_by_name(EngineConfig)
     for key, name in OPTIONS.items():
         if key in content:
             values[name] = options[name].from_python(content[key], f"{FLAG}: {key}")

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weft.config.config_json import MAX_LAYERS, count, get, number, size, token_ids
+from weft.config.config_json import MAX_LAYERS, count, get, number, said, section, size, token_ids
 from weft.config.decoder import DecoderSpec, LatentSpec, MlpSpec, MoeSpec, QkNorm, RopeConfig
 from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.family import Family
@@ -587,7 +587,7 @@ class ModelConfig:
         whole = config
         config = _of_the_text(config, family)
         stored = _quantization(config, name, quantized)
-        described = get(config, "quantization_config", dict, {})
+        described = section(config, "quantization_config")
         num_heads = size(config, "num_attention_heads")
         hidden_size = size(config, "hidden_size")
         model = cls(
@@ -662,10 +662,10 @@ def _of_the_text(config: JsonMapping, family: Family) -> JsonObject:
     """The values for the text model. In a model that also takes pictures or sounds, the keys of
     `text_config` have priority, except those that the whole model decides. The family has the
     defaults of missing keys."""
-    text = get(config, "text_config", dict, {})
-    outer = _said(config)
+    text = section(config, "text_config")
+    outer = said(config)
     whole = {key: outer[key] for key in ("tie_word_embeddings", *TOKEN_KEYS) if key in outer}
-    found = {**family.defaults, **outer, **_said(text), **whole}
+    found = {**family.defaults, **outer, **text, **whole}
     if family.ties_by_text and text.get("tie_word_embeddings") is True:
         found["tie_word_embeddings"] = True
     for ours, theirs in family.aliases.items():
@@ -674,10 +674,6 @@ def _of_the_text(config: JsonMapping, family: Family) -> JsonObject:
     if family.implied is not None:
         found |= family.implied(found)
     return found
-
-
-def _said(config: JsonMapping) -> JsonObject:
-    return {key: value for key, value in config.items() if value is not None}
 
 
 def _as_encoder(model: ModelConfig, spec: EncoderSpec) -> ModelConfig:
@@ -785,7 +781,7 @@ def read_json_if_there(path: Path) -> JsonObject:
 def read_json(path: Path) -> JsonObject:
     """The JSON object in a file of a model. Raises ModelNotFound."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelNotFound(f"{path.parent} has no {path.name}: it is not a model folder") from None
     except (OSError, ValueError) as exc:

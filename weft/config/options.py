@@ -263,6 +263,10 @@ def options_of(config: type[Config]) -> list[Option]:
     return [Option(**{**vars(spec), "name": name}) for name, spec in specs]
 
 
+def options_by_name(config: type[Config]) -> dict[str, Option]:
+    return {option.name: option for option in options_of(config)}
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suffix for an error message; "" if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
@@ -421,7 +425,7 @@ class Command:
         import tomllib
 
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as exc:
             raise SettingsError(
                 f"cannot read the configuration file {path}: {exc.strerror}"

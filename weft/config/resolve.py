@@ -85,7 +85,7 @@ def resolve(
     Raises SettingsError for settings that contradict each other or the model, and for too little
     memory.
     """
-    device = _device(config.device, machine)
+    device = device_of(config, machine)
     check_device(config, device, machine.gpus)
     config = replace(config, task=_task(config.task, model))
     _check_encoder_format(config, model, device, has_kernels=machine.has_kernels)
@@ -271,14 +271,15 @@ def _task(asked: str, model: ModelConfig) -> str:
     )
 
 
-def _device(asked: str, machine: Machine) -> str:
-    if asked == "cuda" and not machine.gpus:
+def device_of(config: EngineConfig, machine: Machine) -> str:
+    """The device that computes. Raises SettingsError if it is not there."""
+    if config.device == "cuda" and not machine.gpus:
         raise SettingsError(f"--device is cuda, but no GPU can be used: {machine.no_gpu_reason}")
-    if asked == "auto":
+    if config.device == "auto":
         if machine.gpus:
             return "cuda"
         return "cpu"
-    return asked
+    return config.device
 
 
 def _computes_by_torch(config: EngineConfig) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from weft.config.drafts import AUTO, MODEL, SOURCES, source_named
 from weft.config.engine import EngineConfig
 from weft.config.json_object import read_object, spread
-from weft.config.options import SettingsError, options_of
+from weft.config.options import SettingsError, options_by_name
 from weft.json_types import JsonObject
 
 FLAG = "--speculative-config"
@@ -27,7 +27,7 @@ def with_speculative_config(config: EngineConfig) -> EngineConfig:
     if not config.speculative_config:
         return config
     content = read_object(FLAG, config.speculative_config, (METHOD, *OPTIONS))
-    options = {option.name: option for option in options_of(EngineConfig)}
+    options = options_by_name(EngineConfig)
     values: JsonObject = {"speculative": _method(content)}
     for key, name in OPTIONS.items():
         if key in content:

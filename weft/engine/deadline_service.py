@@ -81,15 +81,14 @@ class DeadlineService(Service):
         self._core.hooks.attach(self)
 
     def wake_at(self) -> float:
+        # In a pause nobody knows when requests can begin.
         if not self._feature.newcomers or self._core.hooks.holds_steps:
             return math.inf
         return self._rests_until_s
 
     def before_step(self, now: float) -> None:
-        """Judge those that have come; in a pause nobody knows when they can begin."""
-        if not self._feature.newcomers or self._core.hooks.holds_steps:
-            return
-        if now < self._rests_until_s:
+        """Judge those that have come."""
+        if now < self.wake_at():
             return
         newcomers = self._take_newcomers()
         ratio = self.calibration.band(1.0).likely_s

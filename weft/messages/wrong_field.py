@@ -170,7 +170,7 @@ def _shown(raw: bytes) -> str:
 
 def _words(type: Any, path: str) -> list[str]:
     """The allowed words at a path such as `messages[0].role`."""
-    found = _alternatives(inspected.type_info(type))
+    found = leaves_of(inspected.type_info(type))
     words: list[str] = []
     for name in re.sub(r"\[[^]]*\]", "", path).split("."):
         deeper: list[inspected.Type] = []
@@ -182,7 +182,7 @@ def _words(type: Any, path: str) -> list[str]:
                 words.append(str(struct.tag))
             for field in struct.fields:
                 if field.encode_name == name:
-                    deeper += _alternatives(field.type)
+                    deeper += leaves_of(field.type)
         found = deeper
     for one in found:
         if isinstance(one, inspected.LiteralType):
@@ -190,15 +190,15 @@ def _words(type: Any, path: str) -> list[str]:
     return words
 
 
-def _alternatives(type: inspected.Type) -> list[inspected.Type]:
-    """Replaces a union by its members, and a list or an object of any keys by its items."""
+def leaves_of(type: inspected.Type) -> list[inspected.Type]:
+    """The types that the value, the items or the values of a field may have."""
     if isinstance(type, inspected.UnionType):
         found: list[inspected.Type] = []
         for member in type.types:
-            found += _alternatives(member)
+            found += leaves_of(member)
         return found
     if isinstance(type, inspected.ListType):
-        return _alternatives(type.item_type)
+        return leaves_of(type.item_type)
     if isinstance(type, inspected.DictType):
-        return _alternatives(type.value_type)
+        return leaves_of(type.value_type)
     return [type]

@@ -23,7 +23,7 @@ from weft.models.layers.moe import ExpertMLP
 from weft.models.layers.moe_beside_dense import ExpertsBesideDense
 from weft.models.layers.norm import CenteredNorm, RmsNorm, make_norm
 from weft.models.layers.rope import Rope
-from weft.models.layers.states import LayerStates, StateMixer, make_state_mixer
+from weft.models.layers.states import LayerStates, StateLayer, StateMixer, make_state_mixer
 from weft.models.layers.weight import Weights, vector
 from weft.ops.plain import PlainOps
 from weft.ops.protocol import Ops
@@ -109,7 +109,7 @@ class DecoderLayer:
         self.attention: Attention | LatentAttention | None = None
         self.state: StateMixer | None = None
         if spec.state is not None:
-            self.state = make_state_mixer(config, spec.state, layer, ops, states)
+            self.state = make_state_mixer(spec.state, StateLayer(config, layer, ops, states))
         if spec.attends and spec.attention.latent is not None:
             self.attention = LatentAttention(config, spec.attention.latent, layer, rope, ops)
         elif spec.attends:

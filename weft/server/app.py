@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -269,9 +269,9 @@ def model_app(
     own = outside_operations(plugins, (*OPERATIONS, *_documents(info.version, ())))
     operations = (*OPERATIONS, *own, *_documents(info.version, own))
     routes: list[Route] = []
-    for one in operations:
-        endpoint = Endpoint(context, with_known_query(one))
-        routes.append(Route(one.path, endpoint, methods=[one.method]))
+    for path, by_method in grouped(operations).items():
+        handlers = {method: with_known_query(one) for method, one in by_method.items()}
+        routes.append(Route(path, Endpoint(context, handlers), methods=list(handlers)))
     # Not wrapped in Starlette's application, because each piece of an answer would pass through it.
     inner: ASGIApp = Router(routes, redirect_slashes=False)
     if info.settings.get("disaggregation_mode") == PREFILL:
@@ -344,12 +344,37 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-class Endpoint:
-    """Runs one handler, and turns every exception into an answer."""
+class RouteOfPath(Protocol):
+    """What says how a request is answered that has this method and this path."""
 
-    def __init__(self, context: ServerContext, handler: Handler) -> None:
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+
+R = TypeVar("R", bound=RouteOfPath)
+
+
+def grouped(routes: Iterable[R]) -> dict[str, dict[str, R]]:
+    """The routes of each path, by method; GET's answers HEAD, too. One of Starlette's routes is
+    made of each path, so that the refusal of a method names all that the path takes."""
+    found: dict[str, dict[str, R]] = {}
+    for one in routes:
+        by_method = found.setdefault(one.path, {})
+        by_method[one.method] = one
+        if one.method == "GET":
+            by_method["HEAD"] = one
+    return found
+
+
+class Endpoint:
+    """Runs the handler of a method, and turns every exception into an answer."""
+
+    def __init__(self, context: ServerContext, handlers: Mapping[str, Handler]) -> None:
         self._context = context
-        self._handler = handler
+        self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["weft.writers"] = self._context.writers  # for `Answer`
@@ -358,7 +383,7 @@ class Endpoint:
         try:
             if HEADER in request.headers:
                 want_engine_of_header(request.headers[HEADER], self._context.config.dp_size)
-            answer = await self._handler(self._context, request)
+            answer = await self._handlers[request.method](self._context, request)
         except ClientGone as exc:
             scope["weft.error"] = str(exc)
             return

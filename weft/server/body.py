@@ -174,7 +174,8 @@ def _decoded(
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         if not body.strip():
             raise ApiError(400, "the body is empty; a JSON object is needed") from exc
-        # Clients that cut texts by UTF-16 units write half surrogate pairs.
+        # Clients that cut texts by UTF-16 units write half surrogate pairs, editors on Windows a
+        # byte order mark.
         whole = mended(body)
         if whole != body:
             return _decoded(limits, vocab_size, whole, type)
@@ -191,9 +192,10 @@ def _decoded(
 
 
 def mended(body: bytes) -> bytes:
-    """The body with U+FFFD for half surrogate pairs; unchanged if it is not valid UTF-8."""
+    """The body with U+FFFD for half surrogate pairs and without a byte order mark; unchanged if it
+    is not valid UTF-8."""
     try:
-        return readable_json(body.decode()).encode()
+        return readable_json(body.decode().lstrip("\ufeff")).encode()
     except UnicodeDecodeError:
         return body
 
@@ -268,7 +270,8 @@ async def read_body(
 
 
 def _too_large(name: str, limit: int) -> ApiError:
-    message = f"the body is larger than the limit of {limit / 1e6:g} MB"
+    option = "--" + name.replace("_", "-")
+    message = f"the body is larger than the limit of {limit / 1e6:g} MB ({option})"
     return over(name, message, status=413)
 
 

@@ -55,7 +55,7 @@ def start_helpers(
 def load_sources(tokenizer: Tokenizer, config: ServerConfig) -> list[str]:
     """The sources of the chat templates in use. Raises `OSError`."""
     if config.chat_template:
-        return [Path(config.chat_template).read_text("utf-8")]
+        return [Path(config.chat_template).read_text("utf-8-sig")]
     return list(tokenizer.chat_templates.values())
 
 

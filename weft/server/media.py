@@ -259,7 +259,7 @@ class _Room:
         """Add bytes. Raises `ApiError` if this request, or all together, then have more than the
         limit."""
         self.num_bytes += num_bytes
-        allowed = f"{self._most / 1e6:g} MB are allowed"
+        allowed = f"{self._most / 1e6:g} MB are allowed (--max-open-embeds-mb)"
         if self.num_bytes > self._most:
             message = (
                 f"the images, videos and sounds up to {where} have {self.num_bytes / 1e6:,.1f} MB "

@@ -295,8 +295,7 @@ def make_requests(
     if body.lora_path is not None or context.adapters.by_name:
         adapter = adapter_of(context, body.model, body.lora_path)
     if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
-        ranks = (body.routed_dp_rank, body.data_parallel_rank)
-        want_engine_of(ranks, context.config.dp_size)
+        want_engine_of(body, context.config.dp_size)
     check_size(context, list(map(len, ids)), [sampling.n] * len(ids))
     vocab_size = context.client.engine.vocab_size
     common = common_request(

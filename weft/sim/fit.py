@@ -175,7 +175,7 @@ def read_steps(name: str) -> list[StepTime]:
     ValueError for any other file.
     """
     steps = []
-    with open(name, encoding="utf-8", newline="") as file:
+    with open(name, encoding="utf-8-sig", newline="") as file:
         try:
             for line in csv.DictReader(file):
                 step = StepTime(
@@ -190,4 +190,6 @@ def read_steps(name: str) -> list[StepTime]:
             raise ValueError(
                 f"{name} has no columns num_tokens, context, seconds with numbers: {exc}"
             ) from exc
+    if not steps:
+        raise ValueError(f"{name} has no lines with steps")
     return steps

@@ -93,7 +93,7 @@ class Tokenizer:
         self._pieces = _Pieces(backend, self._is_byte_level, frozenset())
         self._plain_pieces = _Pieces(backend, self._is_byte_level, self.special_ids)
         self._alone: dict[int, str] = {}  # texts of single tokens, where tokens are no bytes
-        self._workers = Workers(2, "the tokenizer")
+        self.workers = Workers(2, "the tokenizer")  # they encode beside the event loop
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -239,7 +239,7 @@ class Tokenizer:
                 self._check_lens(texts, context_len)  # before waiting for a thread
             found = []
             for part, length in _slices(texts, len):
-                found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
+                found += await self.workers.run(partial(work, part), is_long=length > SLICE_LEN)
         spent("tokenize", began_s)
         return found
 
@@ -290,7 +290,7 @@ class Tokenizer:
             return work(inputs)
         found: list[Encoded] = []
         for part, length in _slices(inputs, _num_chars):
-            found += await self._workers.run(partial(work, part), is_long=length > SLICE_LEN)
+            found += await self.workers.run(partial(work, part), is_long=length > SLICE_LEN)
         return found
 
     def encode_input(self, one: str | tuple[str, str], max_len: int | None = None) -> Encoded:
@@ -367,7 +367,7 @@ class Tokenizer:
         num = sum(map(len, lists)) + len(lists)
         if num <= INLINE_LEN:
             return work()
-        return await self._workers.run(work, is_long=num > SLICE_LEN)
+        return await self.workers.run(work, is_long=num > SLICE_LEN)
 
     async def decode_prompt(self, ids: Sequence[int]) -> str:
         """The text of a prompt, without a partial character at its end.
@@ -582,6 +582,6 @@ def _chat_templates(folder: Path, config: JsonObject) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise TokenizerError(f"{path} is not UTF-8: {exc}") from exc

@@ -111,8 +111,10 @@ class Workers:
     """Threads that tenants use in turns."""
 
     def __init__(self, num_threads: int, what: str, *, wait_s: float = WAIT_S) -> None:
+        self._num_threads = num_threads
+        self._what = what
         self._turns = Turns(num_threads, what, wait_s=wait_s)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=what.replace(" ", "-"))
+        self._threads = self._new_threads()
         self._is_closed = False
 
     async def run(self, work: Callable[[], T], *, is_long: bool = False) -> T:
@@ -126,10 +128,19 @@ class Workers:
         # other, and keep all objects of the work alive until the garbage collector runs.
         return await asyncio.wrap_future(self._begun(work, is_long))
 
+    def rest(self) -> None:
+        """End the threads, each as soon as its work is done. Later work starts others."""
+        self._threads.shutdown(wait=False)
+        self._threads = self._new_threads()
+
     def close(self) -> None:
         """End the threads, each as soon as its work is done. Does not wait."""
         self._is_closed = True
         self._threads.shutdown(wait=False)
+
+    def _new_threads(self) -> ThreadPoolExecutor:
+        name = self._what.replace(" ", "-")
+        return ThreadPoolExecutor(self._num_threads, thread_name_prefix=name)
 
     def _begun(self, work: Callable[[], T], is_long: bool) -> Future[T]:
         """Start the work. Its thread gives the slot back when the work is done, because the

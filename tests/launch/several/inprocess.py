@@ -104,6 +104,7 @@ class FakeHost:
         self.fault = ""  # of the model; its loads fail
         self.error: Exception | None = None  # a fault of weft in each load
         self.gate: asyncio.Event | None = None  # a load waits for it
+        self.early_gate: asyncio.Event | None = None  # the files are read when it is set
         self.num_loads = 0
         self.changes: list[str] = []
         self.adapter_names: set[str] = set()
@@ -115,6 +116,8 @@ class FakeHost:
 
     async def prepare(self) -> None:
         await asyncio.sleep(0)
+        if self.early_gate is not None:
+            await self.early_gate.wait()
 
     def forget(self) -> None:
         """Its files are read again."""

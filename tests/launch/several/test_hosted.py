@@ -12,6 +12,7 @@ import pytest
 from tests.launch.tiny_model import write_tiny_model
 from weft.config.keys import KeyDigests
 from weft.config.machine import Machine
+from weft.launch.front import FrontParts
 from weft.launch.serve import serve_command
 from weft.launch.several.hosted import HostedModel, HouseParts, LoadFailed
 from weft.launch.several.specs import read_specs
@@ -30,3 +31,16 @@ def test_a_model_that_is_too_large_names_the_limit(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="All models together may take --memory, 2 kB") as found:
         asyncio.run(host.prepare())
     assert found.value.is_users, "nobody is told to try again"
+
+
+def test_the_tokenizer_of_a_model_that_is_unloaded_rests(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "one")
+    settings = serve_command().read(["--models-dir", str(tmp_path)], {})
+    [spec] = read_specs(settings, ModelStore())
+    host = HostedModel(spec, cast(HouseParts, None))
+    rested: list[str] = []
+    workers = SimpleNamespace(rest=lambda: rested.append("tokenizer"))
+    tokenizer = SimpleNamespace(workers=workers)
+    host.parts = cast(FrontParts, SimpleNamespace(tokenizer=tokenizer))
+    asyncio.run(host.close())
+    assert rested == ["tokenizer"]

@@ -189,11 +189,16 @@ def test_a_request_that_waits_for_its_model_is_aborted_by_name_or_with_all() -> 
         server.host("a").gate.set()
         assert (await answers[2]).status_code == 200
         server.host("b").gate = asyncio.Event()
-        last = asyncio.ensure_future(server.complete("b"))
-        await server.until(lambda: len(waiting()) == 1)
-        await server.http.post("/abort_request", json={"abort_all": True})
-        assert (await last).status_code == 400
-        server.host("b").gate.set()
+        server.host("b").early_gate = asyncio.Event()
+        for gate in (server.host("b").early_gate, server.host("b").gate):
+            last = asyncio.ensure_future(server.complete("b"))
+            await server.until(lambda: len(waiting()) == 1)
+            aborted = await server.http.post("/abort_request", json={"abort_all": True})
+            assert (aborted.json()["aborted"], len(waiting())) == (1, 0)
+            if gate is server.host("b").early_gate:
+                gate.set()
+            assert (await last).status_code == 400
+        gate.set()
 
     run(work, spec("a"), spec("b"), rules=ROOMY)
 

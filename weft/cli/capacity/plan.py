@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,7 @@ from weft.config.options import (
     SettingsError,
     asked_help,
     did_you_mean,
-    options_of,
+    options_by_name,
 )
 from weft.journal.file import MAGIC
 from weft.sim.files import read_trace
@@ -113,6 +113,7 @@ def planned(settings: Settings) -> list[Planned]:
         if name not in NOT_PASSED_ON
     }
     journal = journal_in(wanted.trace)
+    recorded = recorded_in(wanted, journal)
     builds = _builds(fixed, options.compare)
     if len(builds) > 1 and (options.cost or journal is not None):
         raise SettingsError(
@@ -123,7 +124,7 @@ def planned(settings: Settings) -> list[Planned]:
     for build in builds:
         users = users_of(wanted, lengths)
         machine = _machine(options, build, model, journal, users, len(builds))
-        workload = workload_of(wanted, lengths, machine, journal)
+        workload = workload_of(wanted, lengths, machine, journal, recorded)
         axes = [axis for axis in AXES if axis.name not in build.options]
         question = Question(
             workload=workload,
@@ -141,7 +142,7 @@ def planned(settings: Settings) -> list[Planned]:
     found.sort(key=lambda one: (-one.answer.knee, -one.answer.knee_point.good_per_s))
     is_here = not options.cost and (journal is None or bool(model))
     if options.confirm and is_here:
-        workload = workload_of(wanted, lengths, found[0].answer.machine, journal)
+        workload = workload_of(wanted, lengths, found[0].answer.machine, journal, recorded)
         confirmed_answer, lines = confirmed(found[0].answer, workload, options.confirm_s)
         found[0] = found[0]._replace(answer=confirmed_answer, confirmations=lines)
     return found
@@ -223,21 +224,30 @@ def journal_in(name: str) -> Journal | None:
     return journal
 
 
+def recorded_in(wanted: WorkloadOptions, journal: Journal | None) -> list[Arrival]:
+    """The arrivals that a journal or a trace has recorded; none without one. Raises
+    SettingsError."""
+    arrivals: Iterator[Arrival] = iter(())
+    if journal is not None:
+        arrivals = iter(journal.arrivals)
+    elif wanted.trace:
+        arrivals = read_trace(wanted.trace, max_tokens=MAX_TOKENS)
+    return list(islice(arrivals, wanted.requests or None))
+
+
 def workload_of(
     wanted: WorkloadOptions,
     lengths: tuple[Lengths, Lengths],
     machine: MeasuredMachine,
     journal: Journal | None,
+    recorded: list[Arrival],
 ) -> LeveledLoad:
-    """What arrives. Raises SettingsError."""
+    """What arrives."""
     context_length = machine.settings.context_length
-    arrivals: Iterator[Arrival] | None = None
     if journal is not None:
-        arrivals = iter(journal.arrivals)
-    elif wanted.trace:
-        arrivals = _fitting(read_trace(wanted.trace, max_tokens=MAX_TOKENS), context_length)
-    if arrivals is not None:
-        return RecordedTraffic(recorded=list(islice(arrivals, wanted.requests or None)))
+        return RecordedTraffic(recorded=recorded)
+    if recorded:
+        return RecordedTraffic(recorded=list(_fitting(recorded, context_length)))
     return replace(
         users_of(wanted, lengths),
         context_length=context_length,
@@ -246,7 +256,7 @@ def workload_of(
     )
 
 
-def _fitting(arrivals: Iterator[Arrival], context_length: int) -> Iterator[Arrival]:
+def _fitting(arrivals: Iterable[Arrival], context_length: int) -> Iterator[Arrival]:
     """The arrivals of a trace that has no limits of outputs, with limits that fit the context."""
     for arrival in arrivals:
         limit = arrival.max_new_tokens
@@ -281,7 +291,7 @@ def users_of(wanted: WorkloadOptions, lengths: tuple[Lengths, Lengths]) -> ChatU
 
 def _builds(fixed: Mapping[str, OptionValue], text: str) -> list[Build]:
     """The servers to measure: all combinations of the values in `text`. Raises SettingsError."""
-    known = {each.name: each for each in options_of(EngineConfig)}
+    known = options_by_name(EngineConfig)
     columns: list[list[tuple[str, OptionValue, str]]] = []
     for word in text.split():
         name, equals, values = word.partition("=")

@@ -23,7 +23,14 @@ from weft.capacity.axes.table import AXES
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.workload import RecordedTraffic
 from weft.cli.capacity.options import WorkloadOptions
-from weft.cli.capacity.plan import SearchTime, check_served, journal_in, machine_of, workload_of
+from weft.cli.capacity.plan import (
+    SearchTime,
+    check_served,
+    journal_in,
+    machine_of,
+    recorded_in,
+    workload_of,
+)
 from weft.cli.capacity.show import plain_text
 from weft.cli.remote import RemoteServer, error_of
 from weft.config.options import Command, SettingsError, asked_help, option
@@ -69,7 +76,7 @@ def tune(argv: Sequence[str]) -> int:
     prompt = Lengths.parse(wanted.prompt, "--prompt")
     output = Lengths.parse(wanted.output, "--output")
     lengths = prompt, output
-    workload = workload_of(wanted, lengths, machine, journal)
+    workload = workload_of(wanted, lengths, machine, journal, recorded_in(wanted, journal))
     level = AT_THE_RECORDED_RATE if isinstance(workload, RecordedTraffic) else 0.0
     axes = live_axes(journal.settings, state)
     question = Question(workload, wanted.wanted, axes, wanted_level=level)

@@ -107,7 +107,11 @@ class SessionRanks:
             del self.rank[next(iter(self.rank))]
 
     def of(self, id: str, owner: str) -> int | None:
-        return self.rank.get((id, owner))
+        """The engine of a session, which is used now; None if no engine is known to have it."""
+        rank = self.rank.get((id, owner))
+        if rank is not None:
+            self.bind(id, owner, rank)
+        return rank
 
     def forget(self, id: str, owner: str) -> None:
         self.rank.pop((id, owner), None)

@@ -131,10 +131,7 @@ class Fleet:
             why = self.members[missing[0]].missing
             self._refuse([request.id], f"engine {missing[0]} takes no requests: {why}")
             return None
-        rank = self._open.book(request, ranks)
-        if request.session is not None:
-            self._sessions.bind(request.session.id, request.session.owner, rank)
-        return rank
+        return self._open.book(request, ranks)
 
     def _ranks_for(self, request: GenerateRequest) -> list[int]:
         """The engines that may get a request: all that are up, or the one to which it is bound."""

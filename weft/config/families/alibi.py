@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import get, require, section, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -50,7 +50,7 @@ def _bloom(config: Config) -> DecoderSpec:
 
 
 def _mpt(config: Config) -> DecoderSpec:
-    attention = get(config, "attn_config", dict, {})
+    attention = section(config, "attn_config")
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         require(attention, key, False)
     require(attention, "attn_type", "multihead_attention")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, number, require
+from weft.config.config_json import require, rope_theta, section
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -75,10 +75,10 @@ def _olmo3_rope(config: Config, kind: str) -> RopeConfig:
     all tokens."""
     if "rope_parameters" in config:
         return rope_by_type(config, kind, OLMO3_THETA)
-    theta = number(config, "rope_theta", OLMO3_THETA, above=1.0)
+    theta = rope_theta(config, OLMO3_THETA)
     if kind == SLIDING:
         return rope_of(config, {}, theta=theta)
-    return rope_of(config, get(config, "rope_scaling", dict, {}), theta=theta)
+    return rope_of(config, section(config, "rope_scaling"), theta=theta)
 
 
 def _olmoe(config: Config) -> DecoderSpec:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from weft.config.config_json import MAX_SIZE, count, get, number, size
+from weft.config.config_json import MAX_SIZE, count, get, number, rope_theta, section, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -26,7 +26,7 @@ from weft.config.families import gguf
 from weft.config.families.experts import checked, sigmoid_experts, sparse_layers, with_experts
 from weft.config.families.family import Config, Family, activation, flag, scale
 from weft.config.families.gguf import ArchitectureKeys, Found
-from weft.config.families.rope import longrope, rope_of
+from weft.config.families.rope import longrope, rope_of, rope_values
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonObject
 
@@ -46,15 +46,14 @@ def _latent(config: Config) -> LatentSpec:
 
 def _rope(config: Config, latent: LatentSpec, side_by_side: bool) -> RopeConfig:
     """The rotation of the rotated part of a head."""
-    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    values = rope_values(config)
     # The whole part rotates, whatever its share of a head is.
     values.pop("partial_rotary_factor", None)
     config = {**config, "head_dim": latent.rotated_dim, "partial_rotary_factor": 1.0}
     if _kind(values) == "longrope":
         rope = longrope(config, values)
     else:
-        theta = number(config, "rope_theta", 10_000.0, above=1.0)
-        rope = rope_of(config, values, theta=theta)
+        rope = rope_of(config, values, theta=rope_theta(config))
     return replace(rope, dims=latent.rotated_dim, side_by_side=side_by_side)
 
 
@@ -67,7 +66,7 @@ def _score_scale(config: Config, latent: LatentSpec) -> float:
     """The factor of scores. YaRN's factor is applied twice, for queries and for keys, and also to
     the part without positions."""
     found = 1 / math.sqrt(latent.query_dim)
-    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    values = rope_values(config)
     refined = number(values, "mscale_all_dim", 0.0, low=0.0)
     if _kind(values) == "default" or not refined:
         return found
@@ -144,8 +143,8 @@ def read_mistral4(config: Config) -> DecoderSpec:
     layer = _layer(config, side_by_side=flag(config, "rope_interleave", True))
     rope = layer.attention.rope
     assert rope is not None
-    rope_values = get(config, "rope_parameters", dict, {})
-    growth = number(rope_values, "llama_4_scaling_beta", 0.0, low=0.0)
+    values = section(config, "rope_parameters")
+    growth = number(values, "llama_4_scaling_beta", 0.0, low=0.0)
     attention = replace(layer.attention, rope=replace(rope, query_growth=growth))
     experts = sigmoid_experts(config)
     router = replace(experts.router, scores="softmax", choice_bias=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import get, number, require, rope_theta, section, size
 from weft.config.encoder_spec import (
     ClassifierSpec,
     DisentangledSpec,
@@ -135,14 +135,14 @@ def _modernbert(config: Config) -> EncoderSpec:
     kinds = layer_types(config, lambda layer: SLIDING if layer % period else FULL)
     # A token sees half of the window on either side, besides itself.
     window = size(config, "local_attention", 128) // 2 + 1
-    parameters = get(config, "rope_parameters", dict, {})
+    parameters = section(config, "rope_parameters")
     thetas = {
-        FULL: number(config, "global_rope_theta", 160_000.0, above=1.0),
-        SLIDING: number(config, "local_rope_theta", 10_000.0, above=1.0),
+        FULL: rope_theta(config, 160_000.0, key="global_rope_theta"),
+        SLIDING: rope_theta(config, key="local_rope_theta"),
     }
     layers = []
     for kind in kinds:
-        values = get(parameters, kind, dict, {})
+        values = section(parameters, kind)
         rope = rope_of(config, values, theta=thetas[kind])
         layers.append(EncoderLayerSpec(window=0 if kind == FULL else window, rope=rope))
     head_bias = flag(config, "classifier_bias")
@@ -204,7 +204,7 @@ def _nomic(config: Config) -> EncoderSpec:
     require(config, "mlp_fc2_bias", has_bias)
     gates = {"swiglu": "silu", "geglu": "gelu", "silu": "silu", "gelu": "gelu"}
     theta = number(config, "rotary_emb_base", 1_000.0, above=1.0)
-    rope = rope_of(config, get(config, "rope_parameters", dict, {}), theta=theta)
+    rope = rope_of(config, section(config, "rope_parameters"), theta=theta)
     return EncoderSpec(
         names=EncoderNames(
             embedded_norm="emb_ln",

@@ -12,7 +12,6 @@ from weft.config.decoder import (
     DecoderSpec,
     LayerSpec,
     MambaSpec,
-    MlpSpec,
     RowFactor,
     ScanNorm,
     StateNames,
@@ -20,7 +19,7 @@ from weft.config.decoder import (
     TensorNames,
 )
 from weft.config.families import gguf
-from weft.config.families.family import Config, Family, activation, flag, scale
+from weft.config.families.family import Config, Family, flag, mlp_of, scale
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
 from weft.config.families.states import (
@@ -51,7 +50,7 @@ def _falcon_h1(config: Config) -> DecoderSpec:
     layer = LayerSpec(
         attention=AttentionSpec(rope=read_rope(config), qkv_bias=bias, out_bias=bias),
         state=state,
-        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+        mlp=mlp_of(config),
     )
     return DecoderSpec(
         layers=(layer,),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.config.config_json import get, number, size
-from weft.config.decoder import DecoderSpec
+from weft.config.decoder import DecoderSpec, MlpSpec
 from weft.config.encoder_spec import EncoderSpec
 from weft.config.families.gguf import Architecture
 from weft.config.model_errors import UnsupportedModel
@@ -58,6 +58,17 @@ def activation(config: Config, allowed: Sequence[str] = ("silu",), key: str = "h
 
 def flag(config: Config, key: str, default: bool = False) -> bool:
     return get(config, key, bool, default)
+
+
+def mlp_of(config: Config) -> MlpSpec:
+    """The gated feed-forward part of Llama."""
+    return MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias"))
+
+
+def head_dim_of(config: Config) -> int:
+    """The size of a head; if the file has none, all heads together have the hidden size."""
+    heads = size(config, "num_attention_heads")
+    return size(config, "head_dim", size(config, "hidden_size") // heads)
 
 
 def scale(config: Config, key: str, default: float = 1.0) -> float:

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 from statistics import NormalDist
 
-from weft.config.config_json import get, number, size
+from weft.config.config_json import get, number, rope_theta, section, size
 from weft.config.decoder import (
     AltUpSpec,
     AttentionSpec,
@@ -119,10 +119,10 @@ def _rope(config: Config, kind: str) -> RopeConfig:
     if "rope_parameters" in config:
         return rope_by_type(config, kind, SLIDING_THETA if kind == SLIDING else THETA)
     if kind == SLIDING:
-        theta = number(config, "rope_local_base_freq", SLIDING_THETA, above=1.0)
+        theta = rope_theta(config, SLIDING_THETA, key="rope_local_base_freq")
         return rope_of(config, {}, theta=theta)
-    scaling = get(config, "rope_scaling", dict, {})
-    return rope_of(config, scaling, theta=number(config, "rope_theta", THETA, above=1.0))
+    scaling = section(config, "rope_scaling")
+    return rope_of(config, scaling, theta=rope_theta(config, THETA))
 
 
 def _layer_inputs(config: Config) -> LayerInputSpec:

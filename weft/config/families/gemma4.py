@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.config.config_json import MAX_SIZE, count, get, number, require, size
+from weft.config.config_json import MAX_SIZE, count, get, number, require, section, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -103,7 +103,7 @@ def _layer(config: Config, index: int, kind: str, owner: int | None) -> LayerSpe
 
 def _heads(config: Config, index: int, kind: str) -> tuple[int, int]:
     """The number of KV heads and the size of a head in a layer, 0 for those of the model."""
-    by_layer = get(config, "per_layer_config", dict, {})
+    by_layer = section(config, "per_layer_config")
     if by_layer:
         of_layer = _of_layer(by_layer, index)
         kv_heads = get(of_layer, "num_key_value_heads", int, 0)
@@ -164,7 +164,7 @@ def kv_owners(config: Config, kinds: list[str]) -> list[int | None]:
 
 
 def _rope(config: Config, kind: str) -> RopeConfig:
-    values = get(get(config, "rope_parameters", dict, {}), kind, dict, {})
+    values = section(section(config, "rope_parameters"), kind)
     if kind != FULL:
         return rope_of(config, values, theta=SLIDING_THETA)
     kind_of_rope = get(values, "rope_type", str, "proportional")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import number, require, rope_theta, section, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -134,10 +134,10 @@ def _gemma3_rope(config: Config, kind: str) -> RopeConfig:
     if "rope_parameters" in config:
         return rope_by_type(config, kind, 10_000.0 if kind == SLIDING else 1e6)
     if kind == SLIDING:
-        theta = number(config, "rope_local_base_freq", 10_000.0, above=1.0)
+        theta = rope_theta(config, key="rope_local_base_freq")
         return rope_of(config, {}, theta=theta)
-    scaling = get(config, "rope_scaling", dict, {})
-    return rope_of(config, scaling, theta=number(config, "rope_theta", 1e6, above=1.0))
+    scaling = section(config, "rope_scaling")
+    return rope_of(config, scaling, theta=rope_theta(config, 1e6))
 
 
 # GGUF files

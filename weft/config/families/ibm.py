@@ -21,7 +21,16 @@ from weft.config.decoder import (
 )
 from weft.config.families import gguf
 from weft.config.families.experts import softmax_experts
-from weft.config.families.family import FULL, Config, Family, activation, flag, layer_types, scale
+from weft.config.families.family import (
+    FULL,
+    Config,
+    Family,
+    activation,
+    flag,
+    layer_types,
+    mlp_of,
+    scale,
+)
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import read_rope
 from weft.config.families.states import (
@@ -48,7 +57,7 @@ def _granite(config: Config) -> DecoderSpec:
             qkv_bias=bias,
             out_bias=bias,
         ),
-        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+        mlp=mlp_of(config),
         residual_scale=scale(config, "residual_multiplier"),
     )
     return DecoderSpec(
@@ -148,7 +157,7 @@ def _bamba(config: Config) -> DecoderSpec:
             qkv_bias=flag(config, "attention_bias"),
             out_bias=flag(config, "attention_bias"),
         ),
-        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+        mlp=mlp_of(config),
     )
     names = TensorNames(
         mlp="feed_forward",

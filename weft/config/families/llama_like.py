@@ -26,13 +26,15 @@ from weft.config.families.family import (
     Family,
     activation,
     flag,
+    head_dim_of,
     layer_types,
+    mlp_of,
     scale,
     window,
 )
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.meta import read_llama
-from weft.config.families.rope import read_rope
+from weft.config.families.rope import read_rope, rope_values
 from weft.json_types import JsonObject
 
 
@@ -68,7 +70,7 @@ def _seed_oss(config: Config) -> DecoderSpec:
             qkv_bias=flag(config, "attention_bias", True),
             out_bias=flag(config, "attention_out_bias"),
         ),
-        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+        mlp=mlp_of(config),
     )
     return DecoderSpec(layers=(layer,))
 
@@ -79,7 +81,7 @@ def _helium(config: Config) -> DecoderSpec:
             rope=read_rope(config, theta=100_000.0, side_by_side=True),
             qkv_bias=flag(config, "attention_bias"),
         ),
-        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+        mlp=mlp_of(config),
     )
     return DecoderSpec(layers=(layer,))
 
@@ -132,9 +134,8 @@ def _minicpm(config: Config) -> DecoderSpec:
 def _hunyuan(config: Config) -> DecoderSpec:
     """Hunyuan: Llama with norms of rotated heads. A fixed "alpha" raises the base of the rotation;
     files call it "dynamic", although it does not depend on the length."""
-    heads = size(config, "num_attention_heads")
-    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
-    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    head_dim = head_dim_of(config)
+    values = rope_values(config)
     alpha = number(values, "alpha", 1.0, above=0.0)
     rope = read_rope(config)
     rope = replace(rope, theta=rope.theta * alpha ** (head_dim / (head_dim - 2)))

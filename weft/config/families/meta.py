@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from weft.config.decoder import AttentionSpec, DecoderSpec, LayerSpec
 from weft.config.families import gguf
 from weft.config.families.family import (
     FULL,
     SLIDING,
     Config,
     Family,
-    activation,
     flag,
     layer_types,
+    mlp_of,
     window,
 )
 from weft.config.families.gguf import ArchitectureKeys, Found
@@ -30,7 +30,7 @@ def read_llama(config: Config) -> DecoderSpec:
             qkv_bias=bias,
             out_bias=bias,
         ),
-        mlp=MlpSpec(activation=activation(config), bias=flag(config, "mlp_bias")),
+        mlp=mlp_of(config),
     )
     return DecoderSpec(layers=(layer,))
 

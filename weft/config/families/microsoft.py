@@ -18,7 +18,7 @@ from weft.config.decoder import (
 from weft.config.families import gguf
 from weft.config.families.family import Config, Family, activation, window
 from weft.config.families.gguf import ArchitectureKeys, Found
-from weft.config.families.rope import longrope, read_rope
+from weft.config.families.rope import longrope, read_rope, rope_values
 from weft.json_types import JsonObject
 
 
@@ -62,7 +62,7 @@ def _phi3(config: Config) -> DecoderSpec:
 
 
 def _phi3_rope(config: Config) -> RopeConfig:
-    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    values = rope_values(config)
     # The first releases have other names for the same scaling.
     if get(values, "rope_type", str, get(values, "type", str, "")) in ("longrope", "su", "yarn"):
         return longrope(config, values)

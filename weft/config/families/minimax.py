@@ -26,6 +26,7 @@ from weft.config.families.family import (
     Family,
     activation,
     flag,
+    head_dim_of,
     layer_types,
     window,
 )
@@ -89,7 +90,7 @@ def _kind_of(layer: int) -> str:
 
 def _lightning(config: Config, layer: int) -> LightningSpec:
     heads = size(config, "num_attention_heads")
-    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
+    head_dim = head_dim_of(config)
     check_lanes(head_dim, "head_dim")
     # The last layers forget slowest.
     last = size(config, "num_hidden_layers") - 1

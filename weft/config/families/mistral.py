@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.config.config_json import get, number
+from weft.config.config_json import get, number, section
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -55,8 +55,8 @@ def _ministral3(config: Config) -> DecoderSpec:
     layer = _mistral(config).layer(0)
     rope = layer.attention.rope
     assert rope is not None
-    rope_values = get(config, "rope_parameters", dict, {})
-    growth = number(rope_values, "llama_4_scaling_beta", 0.0, low=0.0)
+    values = section(config, "rope_parameters")
+    growth = number(values, "llama_4_scaling_beta", 0.0, low=0.0)
     attention = replace(layer.attention, rope=replace(rope, query_growth=growth))
     return DecoderSpec(layers=(replace(layer, attention=attention),))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from weft.config.config_json import get, size
+from weft.config.config_json import get, section, size
 from weft.config.decoder import (
     AttentionSpec,
     DecoderSpec,
@@ -20,7 +20,7 @@ from weft.config.decoder import (
 )
 from weft.config.families import gguf
 from weft.config.families.experts import softmax_experts, with_experts
-from weft.config.families.family import FULL, Config, Family, activation, flag, window
+from weft.config.families.family import FULL, Config, Family, activation, flag, head_dim_of, window
 from weft.config.families.gguf import ArchitectureKeys, Found
 from weft.config.families.rope import NUM_AXES, axes_of_sections, interleaved_axes, read_rope
 from weft.config.model_errors import UnsupportedModel
@@ -112,7 +112,7 @@ def _qwen3_vl_moe(config: Config) -> DecoderSpec:
 
 
 def _with_deepstack(config: Config, spec: DecoderSpec) -> DecoderSpec:
-    vision = get(config, "vision_config", dict, {})
+    vision = section(config, "vision_config")
     layers = get(vision, "deepstack_visual_indexes", list, [8, 16, 24])
     return replace(spec, deepstack=len(layers))
 
@@ -130,7 +130,7 @@ def seeing(
     def read_seeing(config: Config) -> DecoderSpec:
         values: JsonObject = {}
         for key in ("rope_scaling", "rope_parameters"):
-            part = get(config, key, dict, {})
+            part = section(config, key)
             if "mrope" in (part.get("type"), part.get("rope_type")):
                 part = {**part, "type": "default", "rope_type": "default"}
             values.update(part)
@@ -150,8 +150,7 @@ def seeing(
 def _axes(
     config: Config, sections: list[Any], share: float, *, interleaved: bool
 ) -> tuple[int, ...]:
-    heads = size(config, "num_attention_heads")
-    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
+    head_dim = head_dim_of(config)
     num_pairs = int(head_dim * share) // 2
     if len(sections) != NUM_AXES or not all(type(one) is int and one >= 0 for one in sections):
         raise UnsupportedModel(

@@ -6,15 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from weft.config.config_json import get, number, size
+from weft.config.config_json import THETA, get, number, rope_theta, section, size
 from weft.config.decoder import RopeConfig
-from weft.config.families.family import Config
+from weft.config.families.family import Config, head_dim_of
 from weft.config.model_errors import UnsupportedModel
 from weft.config.numbers import shown
-from weft.json_types import JsonMapping
+from weft.json_types import JsonMapping, JsonObject
 
 ROPE_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
-THETA = 10_000.0
 NUM_AXES = 3  # positions of a token of pictures and videos: time, height, width
 
 
@@ -27,14 +26,19 @@ def read_rope(
 ) -> RopeConfig:
     """The rotation that all layers of a model share. `theta`: default base of a file without one;
     `is_partial`: the family supports "partial_rotary_factor"."""
-    values = {**get(config, "rope_scaling", dict, {}), **get(config, "rope_parameters", dict, {})}
+    values = rope_values(config)
     return rope_of(
         config,
         values,
-        theta=number(config, "rope_theta", theta, above=1.0),
+        theta=rope_theta(config, theta),
         is_partial=is_partial,
         side_by_side=side_by_side,
     )
+
+
+def rope_values(config: Config) -> JsonObject:
+    """What `rope_scaling` and `rope_parameters` say together."""
+    return {**section(config, "rope_scaling"), **section(config, "rope_parameters")}
 
 
 def axes_of_sections(sections: Sequence[int]) -> tuple[int, ...]:
@@ -59,8 +63,8 @@ def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]
 
 def rope_by_type(config: Config, kind: str, theta: float) -> RopeConfig:
     """The rotation of one kind of layers: `rope_parameters` may have a part for each kind."""
-    parameters = get(config, "rope_parameters", dict, {})
-    return rope_of(config, get(parameters, kind, dict, {}), theta=theta)
+    parameters = section(config, "rope_parameters")
+    return rope_of(config, section(parameters, kind), theta=theta)
 
 
 def proportional(values: JsonMapping, *, theta: float, share: float) -> RopeConfig:
@@ -72,7 +76,7 @@ def proportional(values: JsonMapping, *, theta: float, share: float) -> RopeConf
             f"partial_rotary_factor is {found:g}; it must be more than 0 and at most 1"
         )
     return RopeConfig(
-        theta=number(values, "rope_theta", theta, above=1.0),
+        theta=rope_theta(values, theta),
         scaling="proportional",
         factor=number(values, "factor", 1.0, above=0.0),
         share=found,
@@ -89,7 +93,7 @@ def rope_of(
 ) -> RopeConfig:
     """The rotation in `values`. `theta`: its base if `values` has none. Raises UnsupportedModel."""
     max_position = size(config, "max_position_embeddings")
-    theta = number(values, "rope_theta", theta, above=1.0)
+    theta = rope_theta(values, theta)
     kind = get(values, "rope_type", str, get(values, "type", str, "default"))
     if kind == "factors":  # only in weft's own config.json (`config/gguf.py`)
         return RopeConfig(
@@ -171,7 +175,7 @@ def longrope(config: Config, values: JsonMapping) -> RopeConfig:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
     share = rotated_share(config, values)
     return RopeConfig(
-        theta=number(values, "rope_theta", number(config, "rope_theta", THETA), above=1.0),
+        theta=rope_theta(values, rope_theta(config, THETA)),
         scaling="longrope",
         factor=factor,
         original_max_position=original,
@@ -188,8 +192,7 @@ def _factors(
     key: str,
     share: float,
 ) -> tuple[float, ...]:
-    heads = size(config, "num_attention_heads")
-    head_dim = size(config, "head_dim", size(config, "hidden_size") // heads)
+    head_dim = head_dim_of(config)
     num_pairs = int(head_dim * share) // 2
     factors = get(values, key, list)
     is_right = all(type(one) in (int, float) and 0 < one < 1e30 for one in factors)

@@ -3,7 +3,7 @@ Idefics 3, SmolVLM, Qwen2-Audio."""
 
 from __future__ import annotations
 
-from weft.config.config_json import get
+from weft.config.config_json import get, section
 from weft.config.decoder import DecoderSpec
 from weft.config.families import meta, mistral, qwen
 from weft.config.families.family import Config, Family
@@ -40,7 +40,7 @@ _QWEN2_DEFAULTS = {
 
 
 def _text(config: Config) -> DecoderSpec:
-    kind = get(get(config, "text_config", dict, {}), "model_type", str, "llama")
+    kind = get(section(config, "text_config"), "model_type", str, "llama")
     if kind not in _TEXTS:
         raise UnsupportedModel(
             f"the text model {kind[:64]!r} is not supported beside pictures; supported are "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from weft.config.config_json import MAX_SIZE
+from weft.config.metadata import metadata_value
 from weft.config.model_errors import BadCheckpoint, UnsupportedModel
 from weft.json_types import JsonMapping, JsonObject
 
@@ -44,16 +45,7 @@ class ClipKeys:
 
     def value(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a full key. Raises BadCheckpoint."""
-        value = self._metadata.get(key)
-        if value is None:
-            if default is None:
-                raise BadCheckpoint(f"{self.label} has no {key} in its metadata")
-            return default
-        if type(value) is not kind:
-            raise BadCheckpoint(
-                f"{self.label}: {key} is {str(value)[:64]}; it must be given as {kind.__name__}"
-            )
-        return value
+        return metadata_value(self.label, self._metadata, key, kind, default)
 
     def size(self, key: str, default: int | None = None) -> int:
         """An integer from 1 on below `clip.vision.`. Raises BadCheckpoint."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.conformer import (
@@ -22,7 +22,7 @@ from weft.config.vision.conformer import (
     channels_of,
     require_no_clipping,
 )
-from weft.config.vision.joint import JointSpec
+from weft.config.vision.joint import joined
 from weft.config.vision.mobilenet import MobileNetSpec, mobilenet
 from weft.config.vision.spec import TowerSpec
 from weft.json_types import JsonMapping
@@ -122,16 +122,12 @@ def gemma3n_towers(config: Mapping[str, Any], out_size: int) -> TowerSpec | None
     # This key is only in weft's own config.json (GGUF files, `gemma3n_file.py`).
     if not get(config, "has_padded_layer_inputs", bool, False):
         _require_beyond_text(config)
-    if pictures is None:
-        return sounds
-    if sounds is None:
-        return pictures
-    return JointSpec((pictures, sounds))
+    return joined(pictures, sounds)
 
 
 def gemma3n_pictures(config: Mapping[str, Any], out_size: int) -> Gemma3nPictureSpec | None:
     """The encoder of pictures; None: there is none."""
-    vision = _section(config, "vision_config")
+    vision = section(config, "vision_config")
     if not vision:
         return None
     net = mobilenet(vision, size(vision, "hidden_size", 2_048))
@@ -157,7 +153,7 @@ def gemma3n_pictures(config: Mapping[str, Any], out_size: int) -> Gemma3nPicture
 
 def gemma3n_sounds(config: Mapping[str, Any], out_size: int) -> Gemma3nSoundSpec | None:
     """The encoder of sounds; None: there is none."""
-    audio = _section(config, "audio_config")
+    audio = section(config, "audio_config")
     if not audio:
         return None
     require(audio, "conf_attention_context_right", 0)
@@ -211,15 +207,9 @@ def gemma3n_sounds(config: Mapping[str, Any], out_size: int) -> Gemma3nSoundSpec
     )
 
 
-def _section(config: JsonMapping, key: str) -> JsonMapping:
-    """Without null values."""
-    written = get(config, key, dict, {})
-    return {name: value for name, value in written.items() if value is not None}
-
-
 def _text_vocab(config: JsonMapping) -> int:
     # A GGUF file's keys for the text are not in a section of their own.
-    text = _section(config, "text_config")
+    text = section(config, "text_config")
     both = {**config, **text}
     return size(both, "vocab_size", TEXT_VOCAB)
 
@@ -240,7 +230,7 @@ def _row(index: int, num_rows: int) -> int | None:
 def _require_beyond_text(config: JsonMapping) -> None:
     """Raise UnsupportedModel unless the tokens of pictures and sounds have no vectors of their own
     for each layer, as in the release."""
-    both = {**config, **_section(config, "text_config")}
+    both = {**config, **section(config, "text_config")}
     num_rows = size(both, "vocab_size_per_layer_input", LAYER_VOCAB)
     for key, usual in (("image_token_id", 262_145), ("audio_token_id", 262_273)):
         token = get(config, key, int, usual)

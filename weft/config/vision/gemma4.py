@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, rope_theta, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.qwen import MAX_HEAD_DIM
@@ -89,13 +89,12 @@ def picture_rules(*, sees_both_ways: bool) -> MediaRules:
 def gemma4(config: Mapping[str, Any], out_size: int) -> Gemma4TowerSpec | None:
     """The tower in a `config.json`; None if there is no encoder. `out_size`: hidden size of the
     decoder. Raises UnsupportedModel."""
-    written = get(config, "vision_config", dict, {})
-    vision = {key: value for key, value in written.items() if value is not None}
+    vision = section(config, "vision_config")
     if not vision:
         return None
     require(vision, "hidden_activation", GELU)
     require(vision, "attention_bias", False)
-    rope = get(vision, "rope_parameters", dict, {})
+    rope = section(vision, "rope_parameters")
     require(rope, "rope_type", "axial", "default")
     num_heads = size(vision, "num_attention_heads", 12)
     # The default of transformers is 12, whatever the number of heads.
@@ -110,7 +109,7 @@ def gemma4(config: Mapping[str, Any], out_size: int) -> Gemma4TowerSpec | None:
             f"vision_config has a head_dim of {head_dim}; a multiple of 4 up to {MAX_HEAD_DIM} is "
             "supported"
         )
-    text = get(config, "text_config", dict, {})
+    text = section(config, "text_config")
     return Gemma4TowerSpec(
         hidden_size=size(vision, "hidden_size", 768),
         inner_size=size(vision, "intermediate_size", 3_072),
@@ -121,7 +120,7 @@ def gemma4(config: Mapping[str, Any], out_size: int) -> Gemma4TowerSpec | None:
         patch_size=size(vision, "patch_size", 16),
         pool=size(vision, "pooling_kernel_size", 3),
         num_places=size(vision, "position_embedding_size", 10_240),
-        theta=number(rope, "rope_theta", 100.0, above=1.0),
+        theta=rope_theta(rope, 100.0),
         norm_eps=number(vision, "rms_norm_eps", 1e-6, low=0.0),
         is_limited=get(vision, "use_clipped_linears", bool, False),
         is_standardized=get(vision, "standardize", bool, False),

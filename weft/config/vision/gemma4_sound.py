@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, section, size
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.conformer import (
     MAX_REACH,
@@ -18,7 +18,7 @@ from weft.config.vision.conformer import (
     require_no_clipping,
 )
 from weft.config.vision.gemma4 import gemma4
-from weft.config.vision.joint import JointSpec
+from weft.config.vision.joint import joined
 from weft.config.vision.spec import TowerSpec
 
 TOWER = "audio_tower"
@@ -48,8 +48,7 @@ class Gemma4SoundSpec(ConformerSpec):
 def gemma4_sound(config: Mapping[str, Any], out_size: int) -> Gemma4SoundSpec | None:
     """The tower in a `config.json`; None if there is no encoder of sounds. `out_size`: hidden size
     of the decoder. Raises UnsupportedModel."""
-    written = get(config, "audio_config", dict, {})
-    audio = {key: value for key, value in written.items() if value is not None}
+    audio = section(config, "audio_config")
     if not audio:
         return None
     require(audio, "hidden_act", "silu")
@@ -95,8 +94,4 @@ def gemma4_towers(config: Mapping[str, Any], out_size: int) -> TowerSpec | None:
     """The encoders in a `config.json`; None if there are none. Raises UnsupportedModel."""
     pictures = gemma4(config, out_size)
     sounds = gemma4_sound(config, out_size)
-    if pictures is None:
-        return sounds
-    if sounds is None:
-        return pictures
-    return JointSpec((pictures, sounds))
+    return joined(pictures, sounds)

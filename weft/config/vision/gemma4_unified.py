@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, number, size
+from weft.config.config_json import get, number, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.gemma4 import USUAL_BUDGET, picture_rules
 from weft.config.vision.gemma4_sound import MAX_TOKENS
-from weft.config.vision.joint import JointSpec
+from weft.config.vision.joint import joined
 from weft.config.vision.spec import TowerSpec
 from weft.json_types import JsonMapping
 
@@ -97,18 +97,14 @@ def gemma4_unified(config: Mapping[str, Any], out_size: int) -> TowerSpec | None
     UnsupportedModel."""
     pictures = _patches(config, out_size)
     sounds = _waves(config, out_size)
-    if pictures is None:
-        return sounds
-    if sounds is None:
-        return pictures
-    return JointSpec((pictures, sounds))
+    return joined(pictures, sounds)
 
 
 def _patches(config: JsonMapping, out_size: int) -> PatchSpec | None:
-    written = get(config, "vision_config", dict, {})
-    vision = {key: value for key, value in written.items() if value is not None}
+    vision = section(config, "vision_config")
     if not vision:
         return None
+    # With nulls: one says that pictures are seen in order.
     text = get(config, "text_config", dict, {})
     hidden = size(vision, "mm_embed_dim", 3_840)
     made = size(vision, "output_proj_dims", hidden)
@@ -131,8 +127,7 @@ def _patches(config: JsonMapping, out_size: int) -> PatchSpec | None:
 
 
 def _waves(config: JsonMapping, out_size: int) -> WaveSpec | None:
-    written = get(config, "audio_config", dict, {})
-    audio = {key: value for key, value in written.items() if value is not None}
+    audio = section(config, "audio_config")
     if not audio:
         return None
     num_samples = size(audio, "audio_embed_dim", 640)

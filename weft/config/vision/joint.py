@@ -49,3 +49,12 @@ class JointSpec:
     @property
     def shown_name(self) -> str:
         return "; ".join(part.shown_name for part in self.parts)
+
+
+def joined(pictures: TowerSpec | None, sounds: TowerSpec | None) -> TowerSpec | None:
+    """The encoders of a model that may lack one of them, or both."""
+    if pictures is None:
+        return sounds
+    if sounds is None:
+        return pictures
+    return JointSpec((pictures, sounds))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, number, require, size
+from weft.config.config_json import MAX_LAYERS, number, require, rope_theta, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig, UnsupportedModel
 
@@ -82,14 +82,13 @@ class Llama4TowerSpec:
 def llama4(config: Mapping[str, Any], out_size: int) -> Llama4TowerSpec | None:
     """The tower in a `config.json`; None if there is no encoder. `out_size`: hidden size of the
     decoder. Raises UnsupportedModel."""
-    written = get(config, "vision_config", dict, {})
-    if not written:
+    vision = section(config, "vision_config")
+    if not vision:
         return None
-    vision = {key: value for key, value in written.items() if value is not None}
     require(vision, "num_channels", 3)
     require(vision, "hidden_act", "gelu")
     require(vision, "multi_modal_projector_bias", False)
-    rope = get(vision, "rope_parameters", dict, {})
+    rope = section(vision, "rope_parameters")
     require(rope, "rope_type", "default")
     adapter_size = size(vision, "projector_output_dim", 4_096)
     require(vision, "projector_input_dim", adapter_size)
@@ -105,7 +104,7 @@ def llama4(config: Mapping[str, Any], out_size: int) -> Llama4TowerSpec | None:
         image_size=size(vision, "image_size", 448),
         patch_size=size(vision, "patch_size", 14),
         shuffle=max(round(1 / ratio), 1),
-        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=1.0),
+        theta=rope_theta(rope, rope_theta(vision)),
     )
     if spec.hidden_size % spec.num_heads or spec.head_dim % 4:
         raise UnsupportedModel(

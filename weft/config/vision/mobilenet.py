@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from weft.config.config_json import get, number, require, size
+from weft.config.config_json import get, number, require, section, size
 from weft.config.model_errors import UnsupportedModel
 from weft.json_types import JsonMapping
 
@@ -164,7 +164,7 @@ def mobilenet(vision: JsonMapping, out_size: int) -> MobileNetSpec:
     """The encoder of a `vision_config`. `model_args` has what timm calls the arguments of a model:
     the blocks of each level, decoded. Raises UnsupportedModel."""
     require(vision, "architecture", ARCHITECTURE)
-    given = get(vision, "model_args", dict, {})
+    given = section(vision, "model_args")
     known = ("block_args", "stem_size", "msfa_output_resolution")
     for key in given:
         if key not in known:

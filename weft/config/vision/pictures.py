@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import get, require, size
+from weft.config.config_json import get, require, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig, UnsupportedModel
 from weft.config.vision.pixtral import PixtralSpec, read_pixtral
 from weft.config.vision.vit import VitSpec, activation, read_clip, read_siglip
-from weft.json_types import JsonObject
 
 Config = Mapping[str, Any]  # a `config.json`
 
@@ -101,7 +100,7 @@ class PerceptronSpec(PictureSpec):
 def gemma3(config: Config, out_size: int) -> PooledSpec | None:
     """The tower in a `config.json`; None if there is no encoder. `out_size`: hidden size of the
     decoder. Raises UnsupportedModel."""
-    vision = _vision(config)
+    vision = section(config, "vision_config")
     if not vision:
         return None
     encoder = read_siglip(vision)
@@ -123,7 +122,7 @@ def gemma3(config: Config, out_size: int) -> PooledSpec | None:
 
 def idefics3(config: Config, out_size: int) -> ShuffledSpec | None:
     """Like `gemma3`."""
-    vision = _vision(config)
+    vision = section(config, "vision_config")
     if not vision:
         return None
     defaults = {"hidden_size": 1_152, "num_attention_heads": 16, "patch_size": 32}
@@ -145,7 +144,7 @@ def idefics3(config: Config, out_size: int) -> ShuffledSpec | None:
 
 def llava(config: Config, out_size: int) -> PerceptronSpec | PixtralSpec | None:
     """Like `gemma3`."""
-    vision = _vision(config)
+    vision = section(config, "vision_config")
     if not vision:
         return None
     has_bias = get(config, "multimodal_projector_bias", bool, True)
@@ -173,9 +172,3 @@ def llava(config: Config, out_size: int) -> PerceptronSpec | PixtralSpec | None:
         activation=activation(config, "projector_hidden_act", "gelu"),
         has_bias=has_bias,
     )
-
-
-def _vision(config: Config) -> JsonObject:
-    """The `vision_config`, without null values."""
-    vision = get(config, "vision_config", dict, {})
-    return {key: value for key, value in vision.items() if value is not None}

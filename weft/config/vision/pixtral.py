@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, rope_theta, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.vit import activation, layers_up_to
@@ -80,9 +80,9 @@ class PixtralSpec:
 def mistral3(config: Mapping[str, Any], out_size: int) -> PixtralSpec | None:
     """The tower in a `config.json`; None if there is no encoder. `out_size`: hidden size of the
     decoder. Raises UnsupportedModel."""
-    if not get(config, "vision_config", dict, {}):
+    if not section(config, "vision_config"):
         return None
-    text = get(config, "text_config", dict, {})
+    text = section(config, "text_config")
     return read_pixtral(
         config,
         out_size,
@@ -104,12 +104,11 @@ def read_pixtral(
 ) -> PixtralSpec:
     """The tower in a `config.json`. `patch_size`: default of a file without it. Raises
     UnsupportedModel."""
-    written = get(config, "vision_config", dict, {})
-    vision = {key: value for key, value in written.items() if value is not None}
+    vision = section(config, "vision_config")
     require(vision, "num_channels", 3)
     require(vision, "model_type", "pixtral")
     require(vision, "hidden_act", *GATES)
-    rope = get(vision, "rope_parameters", dict, {})
+    rope = section(vision, "rope_parameters")
     require(rope, "rope_type", "axial", "default")
     num_layers = size(vision, "num_hidden_layers", 24, most=MAX_LAYERS)
     num_heads = size(vision, "num_attention_heads", 16)
@@ -129,7 +128,7 @@ def read_pixtral(
         num_heads=num_heads,
         patch_size=size(vision, "patch_size", patch_size),
         usual_side=size(vision, "image_size", 1_024),
-        theta=number(rope, "rope_theta", number(vision, "rope_theta", 10_000.0), above=1.0),
+        theta=rope_theta(rope, rope_theta(vision)),
         activation=get(vision, "hidden_act", str, "gelu"),
         merge_size=merge_size,
         merge_norm_eps=merge_norm_eps,

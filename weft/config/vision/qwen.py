@@ -7,16 +7,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, number, require, size
+from weft.config.config_json import MAX_LAYERS, get, number, require, rope_theta, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import BadConfig
 from weft.config.vision.vit import activation
-from weft.json_types import JsonMapping, JsonObject
+from weft.json_types import JsonMapping
 
 Config = JsonMapping  # a `config.json`
 
 USUAL_PATCHES = 4_096  # patches of a large picture, for the reserved memory
-USUAL_THETA = 10_000.0
 MAX_HEAD_DIM = 256  # limit of the kernels
 
 
@@ -93,7 +92,7 @@ class QwenTowerSpec:
 def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
     """The tower in a `config.json`; None if it does not fit a decoder of hidden size `out_size`, or
     no kernel computes it: then only text is served. Raises UnsupportedModel."""
-    vision = _vision(config)
+    vision = section(config, "vision_config")
     hidden = size(vision, "embed_dim", 1_280)
     return _read(
         vision,
@@ -113,7 +112,7 @@ def qwen2_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
 
 def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
     """Like `qwen2_vl`."""
-    vision = _vision(config)
+    vision = section(config, "vision_config")
     patch_size = size(vision, "patch_size", 14)
     merge_size = size(vision, "spatial_merge_size", 2)
     pixels = size(vision, "window_size", 112)
@@ -141,7 +140,7 @@ def qwen2_5_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
 
 def qwen3_vl(config: Config, out_size: int) -> QwenTowerSpec | None:
     """Like `qwen2_vl`."""
-    layers = _layers(_vision(config), "deepstack_visual_indexes", (8, 16, 24))
+    layers = _layers(section(config, "vision_config"), "deepstack_visual_indexes", (8, 16, 24))
     return _qwen3(config, out_size, "Qwen3-VL", layers)
 
 
@@ -153,7 +152,7 @@ def qwen3_5(config: Config, out_size: int) -> QwenTowerSpec | None:
 def _qwen3(
     config: Config, out_size: int, name: str, deepstack: tuple[int, ...]
 ) -> QwenTowerSpec | None:
-    vision = _vision(config)
+    vision = section(config, "vision_config")
     num_positions = size(vision, "num_position_embeddings", 2_304)
     side = math.isqrt(num_positions)
     if side**2 != num_positions:
@@ -184,14 +183,14 @@ def _read(
     """The tower; None if it does not fit. `made_for`: size of its output vectors. `depth`: default
     number of layers."""
     require(vision, "in_channels", 3)
-    rope = get(vision, "rope_parameters", dict, {})
+    rope = section(vision, "rope_parameters")
     spec = QwenTowerSpec(
         out_size=out_size,
         num_layers=size(vision, "depth", depth, most=MAX_LAYERS),
         num_heads=size(vision, "num_heads", 16),
         time_size=size(vision, "temporal_patch_size", 2),
         merge_size=size(vision, "spatial_merge_size", 2),
-        theta=number(rope, "rope_theta", USUAL_THETA, above=1.0),
+        theta=rope_theta(rope),
         **values,
     )
     fits = made_for == out_size and spec.hidden_size % spec.num_heads == 0
@@ -212,9 +211,3 @@ def _layers(vision: JsonMapping, key: str, default: tuple[int, ...]) -> tuple[in
     if len(set(layers)) < len(layers):
         raise BadConfig(f"{key} is {layers}; it names a layer twice")
     return tuple(layers)
-
-
-def _vision(config: Config) -> JsonObject:
-    """The `vision_config`, without null values."""
-    vision = get(config, "vision_config", dict, {})
-    return {key: value for key, value in vision.items() if value is not None}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, require, size
+from weft.config.config_json import MAX_LAYERS, require, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 
@@ -64,11 +64,8 @@ class SpeechSpec:
 
     encoder: WhisperSpec  # `out_size`: keys and values of all layers
     num_layers: int  # of the decoder
+    kinds = ("audio",)
     unread = ()
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return self.encoder.kinds
 
     @property
     def rules(self) -> MediaRules:
@@ -131,7 +128,7 @@ def check_heads(spec: WhisperSpec, name: str) -> None:
 def qwen2_audio(config: Mapping[str, Any], out_size: int) -> WhisperSpec:
     """The tower in a `config.json`. `out_size`: hidden size of the decoder. Raises
     UnsupportedModel."""
-    encoder = get(config, "audio_config", dict, {})
+    encoder = section(config, "audio_config")
     require(encoder, "scale_embedding", False)
     require(encoder, "activation_function", "gelu")
     spec = WhisperSpec(

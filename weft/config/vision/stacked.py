@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.config.config_json import MAX_LAYERS, get, require, size
+from weft.config.config_json import MAX_LAYERS, require, section, size
 from weft.config.media import MediaRules
 from weft.config.model_errors import UnsupportedModel
 from weft.config.vision.sound import WhisperSpec, check_heads, check_positions
@@ -22,6 +22,8 @@ class StackedSpec:
     stack: int  # vectors of a token
     inner_size: int  # of the two products
     out_size: int  # hidden size of the decoder
+    kinds = ("audio",)
+    rules = MediaRules()
     unread = ()
 
     @property
@@ -32,14 +34,6 @@ class StackedSpec:
     @property
     def stacked_size(self) -> int:
         return self.stack * self.encoder.hidden_size
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return self.encoder.kinds
-
-    @property
-    def rules(self) -> MediaRules:
-        return self.encoder.rules
 
     @property
     def num_parameters(self) -> int:
@@ -60,7 +54,7 @@ def voxtral(config: Mapping[str, Any], out_size: int) -> StackedSpec:
     """The tower in a `config.json`. `out_size`: hidden size of the decoder. Raises
     UnsupportedModel."""
     require(config, "projector_hidden_act", "gelu")
-    audio = get(config, "audio_config", dict, {})
+    audio = section(config, "audio_config")
     require(audio, "scale_embedding", False)
     require(audio, "activation_function", "gelu")
     encoder = WhisperSpec(

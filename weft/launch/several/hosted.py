@@ -278,6 +278,8 @@ class HostedModel:
         if front is not None:
             front.client.close("the model is unloaded")
             await front.__aexit__(None, None, None)
+        if self.parts is not None:
+            self.parts.tokenizer.workers.rest()
         if group is not None:
             await asyncio.to_thread(group.stop, STOP_S)
         if sockets is not None:

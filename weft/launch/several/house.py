@@ -111,7 +111,8 @@ class House:
         if name not in self.facts.models or not self.facts.is_open(name):
             self._require_no_failure(name)
             self.line.require_room(most_waiting)
-            await self.know(name)
+            with self.line.early(name, rid, time.monotonic()):
+                await self.know(name)
         now_s = time.monotonic()
         if not self.facts.request(name, now_s):
             await self._wait(self.line.add(name, rid, now_s), longest_s)

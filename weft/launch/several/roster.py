@@ -167,7 +167,8 @@ class HouseRoster:
         house = self._house
         aborted = house.line.abort(names)
         for waiter in aborted:
-            house.facts.give_up(waiter.model, waiter.came_s)
+            if not waiter.is_early:
+                house.facts.give_up(waiter.model, waiter.came_s)
         house.settle()
         return len(aborted)
 

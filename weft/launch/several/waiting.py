@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from weft.server.errors import ApiError
@@ -16,6 +17,7 @@ class Waiter:
     model: str
     came_s: float
     may_begin: asyncio.Future[None]
+    is_early: bool = False  # the files of its model are still being read
 
 
 class LoadLine:
@@ -23,12 +25,14 @@ class LoadLine:
 
     def __init__(self) -> None:
         self._waiters: dict[str, deque[Waiter]] = defaultdict(deque)
+        self._early: list[Waiter] = []
         self._askers: dict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self.num_waiting = 0
 
     def __iter__(self) -> Iterator[Waiter]:
         for waiters in self._waiters.values():
             yield from waiters
+        yield from self._early
 
     def num_for(self, model: str) -> int:
         return len(self._waiters[model])
@@ -45,8 +49,30 @@ class LoadLine:
         self.num_waiting += 1
         return waiter
 
+    @contextmanager
+    def early(self, model: str, rid: str, now_s: float) -> Iterator[None]:
+        """Let a request be in the line while its model becomes known. Raises `ApiError` at the end
+        if it was aborted meanwhile."""
+        may_begin: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(rid, model, now_s, may_begin, is_early=True)
+        self._early.append(waiter)
+        self.num_waiting += 1
+        aborted: BaseException | None = None
+        try:
+            yield
+        finally:
+            if may_begin.done():
+                aborted = may_begin.exception()
+            else:
+                self.remove(waiter)
+        if aborted is not None:
+            raise aborted
+
     def remove(self, waiter: Waiter) -> None:
-        self._waiters[waiter.model].remove(waiter)
+        if waiter.is_early:
+            self._early.remove(waiter)
+        else:
+            self._waiters[waiter.model].remove(waiter)
         self.num_waiting -= 1
 
     def abort(self, names: Collection[str]) -> list[Waiter]:

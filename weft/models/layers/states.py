@@ -146,61 +146,57 @@ class LayerStates(Protocol):
         ...
 
 
+class StateLayer(NamedTuple):
+    """What a mixer knows of the layer that it is made for."""
+
+    config: ModelConfig
+    number: int
+    ops: Ops
+    states_if_any: LayerStates | None
+
+    @property
+    def names(self) -> StateNames:
+        return self.config.decoder.names.state
+
+    @property
+    def states(self) -> LayerStates:
+        assert self.states_if_any is not None, "the model was made without states"
+        return self.states_if_any
+
+
 class ShortConv:
     """out(c · conv(b · x)), where b, c and x are projections of the input."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: ShortConvSpec,
-        layer: int,
-        ops: Ops,
-        states: LayerStates | None,
-    ) -> None:
-        self._names = config.decoder.names.state
+    def __init__(self, spec: ShortConvSpec, layer: StateLayer) -> None:
+        names = layer.names
         self._layer = layer
-        self._ops = ops
-        self._states = states
-        hidden = config.hidden_size
+        hidden = layer.config.hidden_size
+        ops = layer.ops
         channels = spec.channels
-        self._inputs = Linear(
-            hidden,
-            {self._names.inputs[0]: 3 * channels},
-            spec.bias,
-            ops,
-        )
-        self._out = Linear(channels, {self._names.out: hidden}, spec.bias, ops)
+        self._inputs = Linear(hidden, {names.inputs[0]: 3 * channels}, spec.bias, ops)
+        self._out = Linear(channels, {names.out: hidden}, spec.bias, ops)
         self._conv = _conv_weights(spec.taps, channels, spec.bias, ops)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        states = _needed(self._states)
-        parts = self._ops.computed(self._inputs(x))
-        return self._out(states.gated_conv(parts, self._conv, self._layer))
+        states = self._layer.states
+        parts = self._layer.ops.computed(self._inputs(x))
+        return self._out(states.gated_conv(parts, self._conv, self._layer.number))
 
     def weights(self, prefix: str) -> Weights:
         yield from self._inputs.weights(prefix)
-        yield from _tensors_of(f"{prefix}.{self._names.conv}", self._conv)
+        yield from _tensors_of(f"{prefix}.{self._layer.names.conv}", self._conv)
         yield from self._out.weights(prefix)
 
 
 class GatedDelta:
     """Linear attention by the gated delta rule. Source: arXiv:2412.06464."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: GatedDeltaSpec,
-        layer: int,
-        ops: Ops,
-        states: LayerStates | None,
-    ) -> None:
-        names = config.decoder.names.state
-        hidden = config.hidden_size
-        self._names = names
+    def __init__(self, spec: GatedDeltaSpec, layer: StateLayer) -> None:
+        names = layer.names
+        hidden = layer.config.hidden_size
+        ops = layer.ops
         self._layer = layer
-        self._ops = ops
-        self._states = states
         self._channels = spec.channels
         self._inputs = _inputs(hidden, spec, names, ops)
         self._rates = _rates(hidden, spec, names, ops)
@@ -210,20 +206,20 @@ class GatedDelta:
             ops.vector(spec.value_heads, exact=True),
             ops.vector(spec.value_heads, exact=True),
             ops.vector(spec.value_dim, exact=True),
-            config.norm_eps,
+            layer.config.norm_eps,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        states = _needed(self._states)
-        rates = self._ops.computed(self._rates(x))
-        both = self._ops.computed(self._inputs(x))
-        qkv = states.silu_conv(both[:, : self._channels], self._conv, self._layer)
+        states = self._layer.states
+        rates = self._layer.ops.computed(self._rates(x))
+        both = self._layer.ops.computed(self._inputs(x))
+        qkv = states.silu_conv(both[:, : self._channels], self._conv, self._layer.number)
         gate = both[:, self._channels :]
-        return self._out(states.gated_delta(qkv, gate, rates, self._delta, self._layer))
+        return self._out(states.gated_delta(qkv, gate, rates, self._delta, self._layer.number))
 
     def weights(self, prefix: str) -> Weights:
-        names = self._names
+        names = self._layer.names
         yield from self._inputs.weights(prefix)
         yield from self._rates.weights(prefix)
         yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
@@ -236,20 +232,11 @@ class GatedDelta:
 class Mamba:
     """Mamba 2. Source: arXiv:2405.21060."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: MambaSpec,
-        layer: int,
-        ops: Ops,
-        states: LayerStates | None,
-    ) -> None:
-        names = config.decoder.names.state
-        hidden = config.hidden_size
-        self._names = names
+    def __init__(self, spec: MambaSpec, layer: StateLayer) -> None:
+        names = layer.names
+        hidden = layer.config.hidden_size
+        ops = layer.ops
         self._layer = layer
-        self._ops = ops
-        self._states = states
         self._sizes = (spec.out_size, spec.channels, spec.heads)
         # One tensor: gates, the input of the convolution, and steps.
         self._inputs = HeadwiseLinear(hidden, names.inputs[0], self._sizes, 1, spec.bias, ops)
@@ -260,19 +247,19 @@ class Mamba:
             ops.vector(spec.heads, exact=True),
             ops.vector(spec.heads, exact=True),
             None if spec.norm is ScanNorm.NONE else ops.vector(spec.out_size, exact=True),
-            config.norm_eps,
+            layer.config.norm_eps,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        states = _needed(self._states)
-        made = self._ops.computed(self._inputs(x))
+        states = self._layer.states
+        made = self._layer.ops.computed(self._inputs(x))
         gate, inner, steps = made.split_with_sizes(self._sizes, -1)
-        convolved = states.silu_conv(inner, self._conv, self._layer)
-        return self._out(states.scan(convolved, gate, steps, self._scan, self._layer))
+        convolved = states.silu_conv(inner, self._conv, self._layer.number)
+        return self._out(states.scan(convolved, gate, steps, self._scan, self._layer.number))
 
     def weights(self, prefix: str) -> Weights:
-        names = self._names
+        names = self._layer.names
         yield from self._inputs.weights(prefix)
         yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
         yield _decay(f"{prefix}.{names.decay_log}", self._scan.decay_log, names.decay_is_final)
@@ -286,21 +273,12 @@ class Mamba:
 class Mamba1:
     """Mamba 1. Source: arXiv:2312.00752."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: Mamba1Spec,
-        layer: int,
-        ops: Ops,
-        states: LayerStates | None,
-    ) -> None:
-        names = config.decoder.names.state
-        hidden = config.hidden_size
+    def __init__(self, spec: Mamba1Spec, layer: StateLayer) -> None:
+        names = layer.names
+        hidden = layer.config.hidden_size
+        ops = layer.ops
         channels = spec.channels
-        self._names = names
         self._layer = layer
-        self._ops = ops
-        self._states = states
         self._channels = channels
         self._sizes = spec.inner_sizes
         # One tensor: the input of the convolution, and gates.
@@ -324,24 +302,24 @@ class Mamba1:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        states = _needed(self._states)
-        made = self._ops.computed(self._inputs(x))
-        convolved = states.silu_conv(made[:, : self._channels], self._conv, self._layer)
-        inner = self._ops.computed(self._inner(convolved))
+        states = self._layer.states
+        made = self._layer.ops.computed(self._inputs(x))
+        convolved = states.silu_conv(made[:, : self._channels], self._conv, self._layer.number)
+        inner = self._layer.ops.computed(self._inner(convolved))
         if self._norms:
             for part, norm in zip(
                 inner.split_with_sizes(self._sizes, -1), self._norms, strict=True
             ):
-                self._ops.norm_overwrites(part, norm)
+                self._layer.ops.norm_overwrites(part, norm)
         rank = self._sizes[0]
-        steps = self._ops.computed(self._steps(inner[:, :rank]))
+        steps = self._layer.ops.computed(self._steps(inner[:, :rank]))
         gate = made[:, self._channels :]
         shared = inner[:, rank:]
-        y = states.selective(convolved, gate, steps, shared, self._selective, self._layer)
+        y = states.selective(convolved, gate, steps, shared, self._selective, self._layer.number)
         return self._out(y)
 
     def weights(self, prefix: str) -> Weights:
-        names = self._names
+        names = self._layer.names
         yield from self._inputs.weights(prefix)
         yield from _tensors_of(f"{prefix}.{names.conv}", self._conv)
         yield from self._inner.weights(prefix)
@@ -355,21 +333,12 @@ class Mamba1:
 class Lightning:
     """Lightning attention. Source: arXiv:2501.08313."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        spec: LightningSpec,
-        layer: int,
-        ops: Ops,
-        states: LayerStates | None,
-    ) -> None:
-        names = config.decoder.names.state
-        hidden = config.hidden_size
+    def __init__(self, spec: LightningSpec, layer: StateLayer) -> None:
+        names = layer.names
+        hidden = layer.config.hidden_size
+        ops = layer.ops
         size = spec.out_size
-        self._names = names
         self._layer = layer
-        self._ops = ops
-        self._states = states
         of_qkv, of_gate = names.inputs
         self._qkv = HeadwiseLinear(hidden, of_qkv, (size, size, size), spec.heads, False, ops)
         self._gate = Linear(hidden, {of_gate: size}, False, ops)
@@ -381,42 +350,31 @@ class Lightning:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]"""
-        states = _needed(self._states)
-        gate = self._ops.computed(self._gate(x))
-        qkv = self._ops.computed(self._qkv(x))
-        return self._out(states.lightning(qkv, gate, self._weights, self._layer))
+        states = self._layer.states
+        gate = self._layer.ops.computed(self._gate(x))
+        qkv = self._layer.ops.computed(self._qkv(x))
+        return self._out(states.lightning(qkv, gate, self._weights, self._layer.number))
 
     def weights(self, prefix: str) -> Weights:
         yield from self._qkv.weights(prefix)
         yield from self._gate.weights(prefix)
-        yield vector(f"{prefix}.{self._names.norm}.weight", self._weights.norm)
+        yield vector(f"{prefix}.{self._layer.names.norm}.weight", self._weights.norm)
         yield from self._out.weights(prefix)
 
 
 StateMixer: TypeAlias = ShortConv | GatedDelta | Mamba | Mamba1 | Lightning
 
 
-def make_state_mixer(
-    config: ModelConfig,
-    spec: StateSpec,
-    layer: int,
-    ops: Ops,
-    states: LayerStates | None,
-) -> StateMixer:
+def make_state_mixer(spec: StateSpec, layer: StateLayer) -> StateMixer:
     if isinstance(spec, ShortConvSpec):
-        return ShortConv(config, spec, layer, ops, states)
+        return ShortConv(spec, layer)
     if isinstance(spec, MambaSpec):
-        return Mamba(config, spec, layer, ops, states)
+        return Mamba(spec, layer)
     if isinstance(spec, Mamba1Spec):
-        return Mamba1(config, spec, layer, ops, states)
+        return Mamba1(spec, layer)
     if isinstance(spec, LightningSpec):
-        return Lightning(config, spec, layer, ops, states)
-    return GatedDelta(config, spec, layer, ops, states)
-
-
-def _needed(states: LayerStates | None) -> LayerStates:
-    assert states is not None, "the model was made without states"
-    return states
+        return Lightning(spec, layer)
+    return GatedDelta(spec, layer)
 
 
 def _inputs(hidden: int, spec: GatedDeltaSpec, names: StateNames, ops: Ops) -> Linear:

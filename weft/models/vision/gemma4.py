@@ -90,14 +90,7 @@ class Gemma4Tower:
         """`input.values` [3, H, W], from 0 to 1: a picture; its grid of tokens is
         [1, rows, columns]."""
         spec = self._spec
-        assert input.grid is not None, "these pictures have a grid"
-        _, rows, columns = input.grid
-        shape = (3, rows * spec.token_side, columns * spec.token_side)
-        if tuple(input.values.shape) != shape:
-            raise ValueError(
-                f"a picture of {rows} x {columns} tokens has the shape "
-                f"{list(input.values.shape)}; this encoder reads {list(shape)}"
-            )
+        rows, columns = input.plane(spec.token_side)
         height, width = rows * spec.pool, columns * spec.pool
         if max(height, width) > self._max_side:
             raise ValueError(

@@ -72,14 +72,7 @@ class PixtralTower:
     def encode(self, input: TowerInput) -> Pieces:
         """`input.values` [3, H, W]: a picture; its grid of tokens is [1, rows, columns]."""
         spec = self._spec
-        assert input.grid is not None, "these pictures have a grid"
-        _, rows, columns = input.grid
-        shape = (3, rows * spec.token_side, columns * spec.token_side)
-        if tuple(input.values.shape) != shape:
-            raise ValueError(
-                f"a picture of {rows} x {columns} tokens has the shape "
-                f"{list(input.values.shape)}; this encoder reads {list(shape)}"
-            )
+        rows, columns = input.plane(spec.token_side)
         num_merged = max(spec.merge_size, 1)
         height, width = rows * num_merged, columns * num_merged
         if max(height, width) > MAX_SIDE:

@@ -45,6 +45,20 @@ class TowerInput(NamedTuple):
     grid: tuple[int, int, int] | None  # vectors in time, height and width; None: one dimension
     values: Tensor  # float32, on the tower's device, in the shape of the family
 
+    def plane(self, side: int) -> tuple[int, int]:
+        """The rows and columns of vectors of a picture [3, H, W], one for each `side` x `side`
+        pixels. Raises ValueError for a picture of another shape."""
+        assert self.grid is not None, "these pictures have a grid"
+        _, rows, columns = self.grid
+        shape = [3, rows * side, columns * side]
+        found = list(self.values.shape)
+        if found != shape:
+            raise ValueError(
+                f"a picture of {rows} x {columns} tokens has the shape {found}; this encoder reads "
+                f"{shape}"
+            )
+        return rows, columns
+
 
 class Tower(Protocol):
     """An encoder with its projection to the hidden size of the decoder."""

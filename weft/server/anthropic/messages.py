@@ -31,7 +31,7 @@ async def messages(context: ServerContext, request: Request) -> ASGIApp:
     marks = messages_marks(body)
     conversation = await start_chat(context, request, sampled_request(body), marks=marks)
     conversation.generation.warn(warnings_of(body))
-    header = answer_header(context, "msg_", conversation.request.rid, body.model)
+    header = answer_header(context, "msg_", conversation.request.rid, body.model, body.lora_path)
     reply = MessagesReply(header, conversation)
     return Answer(conversation.generation, reply, ANTHROPIC_EVENTS)
 

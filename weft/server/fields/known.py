@@ -36,6 +36,9 @@ REFUSED = frozenset(
         "bootstrap_room",
         "repetition_detection",
     }
+    # Other numbers than float32, other cuts and other documents than those of vectors and scores:
+    | {"embed_dtype", "endianness", "late_chunking", "max_tokens_per_doc", "max_chunks_per_doc"}
+    | {"rank_fields", "return_embeddings", "return_multivector"}
     # Bodies of requests are never logged or dumped:
     | {"log_requests_format", "log_requests_target", "crash_dump_folder"}
     | {"dump_requests_folder", "dump_requests_threshold", "dump_requests_exclude_meta_keys"}
@@ -61,6 +64,8 @@ _HARMLESS = {
     "function_call": "none",
     "modalities": ["text"],
     "length_penalty": 1,
+    "embed_dtype": "float32",
+    "endianness": "native",
 }
 # What every API does by itself, so that only `false` would change it.
 _BY_ITSELF = frozenset(

@@ -16,6 +16,7 @@ import msgspec.inspect as inspected
 from starlette.requests import Request
 
 from weft.config.numbers import ANY_INTEGER, ANY_REAL, INT32, NUMBERS, QUERIES, Number
+from weft.messages.wrong_field import leaves_of
 from weft.server.errors import ApiError
 
 UNKNOWN_VOCABULARY = INT32 + 1
@@ -131,7 +132,7 @@ def nested_fields(body: type[msgspec.Struct]) -> tuple[NestedField, ...]:
 
 def _has_leaf(field: inspected.Field, wanted: Any) -> bool:
     """Whether the value, the items or the values of a field may be of a `wanted` type."""
-    leaves = _leaves(field.type)
+    leaves = leaves_of(field.type)
     return any(isinstance(leaf, wanted) for leaf in leaves)
 
 
@@ -139,20 +140,6 @@ def _fields(body: type[msgspec.Struct]) -> tuple[inspected.Field, ...]:
     found = inspected.type_info(body)
     assert isinstance(found, inspected.StructType)
     return found.fields
-
-
-def _leaves(kind: inspected.Type) -> list[inspected.Type]:
-    """The types that the value, the items or the values of a field may have."""
-    if isinstance(kind, inspected.UnionType):
-        leaves: list[inspected.Type] = []
-        for member in kind.types:
-            leaves += _leaves(member)
-        return leaves
-    if isinstance(kind, inspected.ListType):
-        return _leaves(kind.item_type)
-    if isinstance(kind, inspected.DictType):
-        return _leaves(kind.value_type)
-    return [kind]
 
 
 def _is_right(number: Number, value: Any) -> bool:

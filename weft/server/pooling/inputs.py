@@ -22,6 +22,7 @@ from weft.messages.sampling import SamplingParams
 from weft.messages.status import Pools
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError, failed
+from weft.server.fields.engine import want_engine_of
 from weft.server.limits import check_size
 from weft.server.model_names import adapter_of
 from weft.server.pooling.models import PooledRequest, Side, Texts
@@ -204,6 +205,8 @@ def start(
     with_types = pools is not None and pools.num_token_types > 1
     user = (body.user or "")[: context.limits.max_user_len]
     adapter = adapter_of(context, body.model, body.lora_path)
+    if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
+        want_engine_of(body, context.config.dp_size)
     check_size(context, [len(tokens.ids) for tokens in inputs], [1] * len(inputs))
     vocab_size = context.client.engine.vocab_size
     common = common_request(
@@ -212,7 +215,13 @@ def start(
         body,
         NO_TOKENS,
         rid=request_name(request, body.rid, body.request_id),
-        sharing=sharing_of(context, request, user=user),
+        sharing=sharing_of(
+            context,
+            request,
+            user=user,
+            salt=body.cache_salt,
+            extra_key=body.extra_key,
+        ),
     )
     requests = []
     for index, tokens in enumerate(inputs):

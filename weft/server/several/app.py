@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weft.config.limits import Limits
 from weft.observe.request_context import rename, spent
 from weft.observe.survivable import is_survivable
-from weft.server.app import ModelApp, RouteTable
+from weft.server.app import ModelApp, RouteTable, grouped
 from weft.server.body import INLINE_LEN, LARGE_LEN, EarlyBody, read_body
 from weft.server.errors import ApiError, ClientGone, error_response
 from weft.server.leaving import receiver, while_client_waits
@@ -86,10 +86,10 @@ class SeveralModels:
         self._roster = roster
         self._limits = limits
         self._find = RouteTable(roster.blank.operations).find
-        own = [
-            Route(one.path, _OwnEndpoint(roster, one.handler), methods=[one.method])
-            for one in ROUTES
-        ]
+        own: list[Route] = []
+        for path, by_method in grouped(ROUTES).items():
+            handlers = {method: one.handler for method, one in by_method.items()}
+            own.append(Route(path, _OwnEndpoint(roster, handlers), methods=list(handlers)))
         self._router = Router(own, redirect_slashes=False, default=self._to_model)
         self._own_paths = frozenset(one.path for one in ROUTES)
         heads = (one.path.partition("{") for one in ROUTES)
@@ -263,16 +263,18 @@ def _is_of_no_model(path: str) -> bool:
 
 
 class _OwnEndpoint:
-    """Runs a handler of what concerns all models, and answers with an error if it raises."""
+    """Runs the handler of a method, for what concerns all models, and answers with an error if it
+    raises."""
 
-    def __init__(self, roster: Roster, handler: RosterHandler) -> None:
+    def __init__(self, roster: Roster, handlers: Mapping[str, RosterHandler]) -> None:
         self._roster = roster
-        self._handler = handler
+        self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp
         try:
-            answer = await self._handler(self._roster, Request(scope, receive))
+            handler = self._handlers[scope["method"]]
+            answer = await handler(self._roster, Request(scope, receive))
         except ClientGone as exc:
             scope["weft.error"] = str(exc)
             return

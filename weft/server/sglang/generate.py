@@ -263,8 +263,7 @@ async def _requests(
 ) -> list[GenerateRequest]:
     """`vectors`: input embeddings of each prompt, empty if it has none. Raises `ApiError`."""
     if body.routed_dp_rank is not None or body.data_parallel_rank is not None:
-        ranks = (body.routed_dp_rank, body.data_parallel_rank)
-        want_engine_of(ranks, context.config.dp_size)
+        want_engine_of(body, context.config.dp_size)
     rids = _rids(request, body.rid, len(sources))
     sessions = []
     for own in asked:

@@ -23,11 +23,11 @@ from weft.text.media.pixels import (
     Size,
     edge_of,
     read_looks,
-    read_settings,
     require_side,
     side_of,
 )
 from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
+from weft.text.media.processor_files import read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

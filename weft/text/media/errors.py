@@ -12,8 +12,12 @@ class MediaError(ValueError):
 
 
 class MediaTooLarge(MediaError):
-    """`limit`: the field of `config.limits.Limits` that is exceeded."""
+    """`limit`: the field of `config.limits.Limits` that is exceeded. The message names its option,
+    if `message` does not do so."""
 
     def __init__(self, limit: str, message: str) -> None:
+        option = "--" + limit.replace("_", "-")
+        if option not in message:
+            message = f"{message} ({option})"
         super().__init__(message)
         self.limit = limit

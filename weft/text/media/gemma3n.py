@@ -25,10 +25,10 @@ from weft.config.vision.gemma3n import (
 from weft.config.vision.mobilenet import SIDE
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
-from weft.text.media.gemma4_sound import LoudnessSpec, bands_of, hann, read_extractor, read_loudness
+from weft.text.media.gemma4_sound import LoudnessSpec, bands_of, hann, read_loudness
 from weft.text.media.joint import SeesAndHears
 from weft.text.media.mel import FRAMES_AT_ONCE, Doubles
-from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, read_settings, side_of
+from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, side_of
 from weft.text.media.processor import (
     MediaPart,
     MediaProcessor,
@@ -36,7 +36,9 @@ from weft.text.media.processor import (
     PreparedMedia,
     SoundsAlone,
     WithoutKnobs,
+    require_sound_length,
 )
+from weft.text.media.processor_files import read_extractor, read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -115,11 +117,7 @@ class Gemma3nSounds(SoundsAlone):
 
     def audio(self, samples: FloatArray) -> PreparedMedia:
         spec = self.spec
-        if len(samples) > self._max_samples:
-            raise ValueError(
-                f"the sound lasts {len(samples) / spec.rate:.1f} s; "
-                f"the model takes at most {self._max_samples / spec.rate:g} s"
-            )
+        require_sound_length(len(samples), self._max_samples, spec.rate)
         values = loudness(samples, spec, self._bands)
         if not len(values):
             least = spec.window // SAMPLE_STEP * SAMPLE_STEP + 1

@@ -21,8 +21,9 @@ from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
 from weft.text.media.gemma4_sound import make_sounds, make_waves
 from weft.text.media.joint import SeesAndHears
-from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks, read_settings
+from weft.text.media.pixels import BICUBIC, Looks, Size, read_looks
 from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
+from weft.text.media.processor_files import read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from weft.arrays import FloatArray
 from weft.config.config_json import get, number, require, size
-from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
 from weft.config.vision.gemma4_sound import MAX_TOKENS, Gemma4SoundSpec
 from weft.config.vision.gemma4_unified import WaveSpec
@@ -21,7 +20,8 @@ from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.gemma3 import special_tokens
 from weft.text.media.mel import FRAMES_AT_ONCE, MAX_RATE, MAX_WINDOW, Doubles
-from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
+from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone, require_sound_length
+from weft.text.media.processor_files import read_extractor
 
 # The default tokens, for a tokenizer that does not name them.
 BEGIN = "<|audio>"
@@ -178,11 +178,7 @@ class Gemma4Sounds(SoundsAlone):
 
     def audio(self, samples: FloatArray) -> PreparedMedia:
         spec = self.spec
-        if len(samples) > spec.max_samples:
-            raise ValueError(
-                f"the sound lasts {len(samples) / spec.rate:.1f} s; "
-                f"the model takes at most {spec.max_samples / spec.rate:g} s"
-            )
+        require_sound_length(len(samples), spec.max_samples, spec.rate)
         values = loudness(samples, spec, self._bands)
         if not len(values):
             least = spec.window - spec.window // 2 + 1
@@ -242,16 +238,6 @@ def make_waves(folder: Path, encoder: WaveSpec) -> Gemma4Waves:
             f"the feature extractor has {rate:,} samples a second; at most {MAX_RATE:,} are allowed"
         )
     return Gemma4Waves(rate, num_samples, special_tokens(folder))
-
-
-def read_extractor(folder: Path) -> JsonMapping:
-    """The settings of a folder for sounds, without null values."""
-    processor = read_json_if_there(folder / "processor_config.json")
-    extractor: JsonMapping = get(processor, "feature_extractor", dict, {})
-    if not extractor:
-        # Shared with the settings for pictures, whose keys are others.
-        extractor = read_json_if_there(folder / "preprocessor_config.json")
-    return {key: value for key, value in extractor.items() if value is not None}
 
 
 def make_sounds(folder: Path, encoder: Gemma4SoundSpec) -> Gemma4Sounds:

@@ -20,12 +20,12 @@ from weft.text.media.pixels import (
     Pixels,
     Size,
     read_looks,
-    read_settings,
     require_side,
     side_of,
     to_bfloat16,
 )
 from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
+from weft.text.media.processor_files import read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from weft.arrays import FloatArray
 from weft.config.config_json import get, number
-from weft.config.model import read_json_if_there
 from weft.config.model_errors import BadConfig
-from weft.json_types import JsonMapping, JsonObject
+from weft.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,15 +49,6 @@ class Looks:
     def values(self, pixels: Pixels) -> FloatArray:
         """[height, width, 3] -> [3, height, width], float32"""
         return np.stack([of[pixels[:, :, colour]] for colour, of in enumerate(self.table)])
-
-
-def read_settings(folder: Path) -> JsonObject:
-    """The settings for pictures in the files of a model."""
-    processor = read_json_if_there(folder / "processor_config.json")
-    settings: JsonObject = get(processor, "image_processor", dict, {})
-    if not settings:
-        settings = read_json_if_there(folder / "preprocessor_config.json")
-    return {key: value for key, value in settings.items() if value is not None}
 
 
 def read_looks(

@@ -23,9 +23,9 @@ from weft.text.media.pixels import (
     Size,
     edge_of,
     read_looks,
-    read_settings,
 )
 from weft.text.media.processor import Knob, MediaPart, MediaProcessor, PicturesAlone, PreparedMedia
+from weft.text.media.processor_files import read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 MAX_ITEM_BYTES = 500_000_000  # below the limit of a frame beside a message
 
 
+def require_sound_length(num_samples: int, most: int, rate: int) -> None:
+    """Raise ValueError for a sound that lasts longer than the model takes."""
+    if num_samples > most:
+        raise ValueError(
+            f"the sound lasts {num_samples / rate:.1f} s; the model takes at most {most / rate:g} s"
+        )
+
+
 def require_item_size(num_bytes: int) -> None:
     """Raise `MediaError` if one input of the encoder would have too many bytes."""
     if num_bytes > MAX_ITEM_BYTES:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.arrays import FloatArray, IntArray
-from weft.config.config_json import get, number, require, size
-from weft.config.model import read_json_if_there
+from weft.config.config_json import get, number, require, section, size
 from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping, JsonObject
 from weft.messages.media import MediaKind
@@ -25,9 +24,9 @@ from weft.text.media.pixels import (
     Pixels,
     Size,
     read_looks,
-    read_settings,
 )
 from weft.text.media.processor import Knob, MediaPart, PreparedMedia, require_item_size
+from weft.text.media.processor_files import read_part, read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -318,12 +317,12 @@ def timestamps(kept: IntArray, frames_per_s: float, time_size: int) -> list[floa
 
 def make_qwen2_vl(folder: Path, config: JsonMapping) -> QwenVision:
     """The processor of a model folder whose `config.json` is given. Raises ModelError."""
-    return _make_qwen2(folder, get(config, "vision_config", dict, {}), 0.0)
+    return _make_qwen2(folder, section(config, "vision_config"), 0.0)
 
 
 def make_qwen2_5_vl(folder: Path, config: JsonMapping) -> QwenVision:
     """As `make_qwen2_vl`."""
-    vision = get(config, "vision_config", dict, {})
+    vision = section(config, "vision_config")
     return _make_qwen2(folder, vision, number(vision, "tokens_per_second", 4.0, above=0.0))
 
 
@@ -344,7 +343,7 @@ def _make_qwen2(folder: Path, vision: JsonMapping, tokens_per_s: float) -> QwenV
 
 def make_qwen3_vl(folder: Path, config: JsonMapping) -> QwenVision:
     """As `make_qwen2_vl`."""
-    vision = get(config, "vision_config", dict, {})
+    vision = section(config, "vision_config")
     image, video = _read_files(folder)
     limits = (56 * 56, 28 * 28 * 1280)
     of_frames = (128 * 32 * 32, 32 * 32 * 768)
@@ -360,10 +359,7 @@ def make_qwen3_vl(folder: Path, config: JsonMapping) -> QwenVision:
 def _read_files(folder: Path) -> tuple[JsonObject, JsonObject]:
     """The settings for pictures and for videos in the files of a model."""
     image = read_settings(folder)
-    processor = read_json_if_there(folder / "processor_config.json")
-    video = get(processor, "video_processor", dict, {})
-    if not video:
-        video = read_json_if_there(folder / "video_preprocessor_config.json")
+    video = read_part(folder, "video_processor", "video_preprocessor_config.json")
     return image, video or image
 
 
@@ -388,7 +384,7 @@ def _pixel_spec(
             raise BadConfig(
                 f"{key} is {sizes[key]} for pixels, and {key_there} {there} for the encoder"
             )
-    bounds = get(settings, "size", dict, {})
+    bounds = section(settings, "size")
     min_pixels = size(settings, "min_pixels", size(bounds, "shortest_edge", limits[0]))
     max_pixels = size(settings, "max_pixels", size(bounds, "longest_edge", limits[1]))
     if min_pixels > max_pixels:

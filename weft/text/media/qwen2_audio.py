@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from weft.arrays import FloatArray
-from weft.config.config_json import get, require, size
-from weft.config.model import read_json_if_there
+from weft.config.config_json import require, section, size
 from weft.config.model_errors import BadConfig
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MAX_RATE, MAX_WINDOW, MelBands, MelSpec, log_mel
-from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
+from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone, require_sound_length
+from weft.text.media.processor_files import read_extractor
 
 PLACEHOLDER = "<|AUDIO|>"
 
@@ -26,7 +26,7 @@ class Qwen2Audio(SoundsAlone):
     def __init__(self, config: JsonMapping, extractor: JsonMapping) -> None:
         """`config` is `config.json`, `extractor` the checkpoint's settings of its
         WhisperFeatureExtractor. Raises ModelError if they do not fit together."""
-        encoder = get(config, "audio_config", dict, {})
+        encoder = section(config, "audio_config")
         num_bands = size(encoder, "num_mel_bins", 128)
         num_positions = size(encoder, "max_source_positions", 1_500)
         self.spec = spec_of_encoder(extractor, num_bands, num_positions)
@@ -38,11 +38,7 @@ class Qwen2Audio(SoundsAlone):
 
     def audio(self, samples: FloatArray) -> PreparedMedia:
         spec = self.spec
-        if len(samples) > spec.max_samples:
-            raise ValueError(
-                f"the sound lasts {len(samples) / spec.rate:.1f} s; "
-                f"the model takes at most {spec.max_samples / spec.rate:g} s"
-            )
+        require_sound_length(len(samples), spec.max_samples, spec.rate)
         # The encoder first halves the number of frames, then the number of vectors.
         frames_of_sound = -(-len(samples) // spec.hop)
         num_positions = (frames_of_sound + 1) // 2
@@ -62,16 +58,6 @@ class Qwen2Audio(SoundsAlone):
 def make(folder: Path, config: JsonMapping) -> Qwen2Audio:
     """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
     return Qwen2Audio(config, read_extractor(folder))
-
-
-def read_extractor(folder: Path) -> JsonMapping:
-    """The settings of the WhisperFeatureExtractor of the model in a folder."""
-    # Newer checkpoints have all settings of their processor in one file.
-    processor = read_json_if_there(folder / "processor_config.json")
-    extractor: JsonMapping = get(processor, "feature_extractor", dict, {})
-    if not extractor:
-        extractor = read_json_if_there(folder / "preprocessor_config.json")
-    return extractor
 
 
 def spec_of_encoder(extractor: JsonMapping, num_bands: int, num_positions: int) -> MelSpec:

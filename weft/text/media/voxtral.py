@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from weft.arrays import FloatArray
-from weft.config.config_json import get, size
+from weft.config.config_json import section, size
 from weft.config.vision.stacked import StackedSpec, voxtral
 from weft.json_types import JsonMapping
 from weft.messages.media import MediaKind
 from weft.text.media.mel import MelBands, log_mel
 from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
-from weft.text.media.qwen2_audio import read_extractor, spec_of_encoder
+from weft.text.media.processor_files import read_extractor
+from weft.text.media.qwen2_audio import spec_of_encoder
 
 BEGIN = "[BEGIN_AUDIO]"
 PLACEHOLDER = "[AUDIO]"
@@ -57,5 +58,5 @@ class Voxtral(SoundsAlone):
 
 def make(folder: Path, config: JsonMapping) -> Voxtral:
     """The processor of the model in a folder; `config` is its `config.json`. Raises ModelError."""
-    text = get(config, "text_config", dict, {})
+    text = section(config, "text_config")
     return Voxtral(voxtral(config, size(text, "hidden_size", 3_072)), read_extractor(folder))

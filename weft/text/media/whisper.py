@@ -15,7 +15,8 @@ from weft.json_types import JsonMapping
 from weft.messages.media import MediaItem, MediaKind
 from weft.text.media.mel import MelBands, log_mel
 from weft.text.media.processor import MediaPart, PreparedMedia, SoundsAlone
-from weft.text.media.qwen2_audio import read_extractor, spec_of_encoder
+from weft.text.media.processor_files import read_extractor
+from weft.text.media.qwen2_audio import spec_of_encoder
 
 BEGIN = "<|startoftranscript|>"
 

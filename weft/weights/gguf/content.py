@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from weft.config.metadata import metadata_value
 from weft.config.model import BadCheckpoint
-from weft.config.numbers import shown
 from weft.weights.gguf.names import renamed
 from weft.weights.gguf.reader import GgufFile
 
@@ -49,7 +49,4 @@ def check_split(files: Iterable[GgufFile]) -> None:
 
 
 def _count(part: GgufFile, key: str, default: int) -> int:
-    value = part.header.metadata.get(key, default)
-    if type(value) is not int:
-        raise BadCheckpoint(f"{part.label}: {key} is {shown(value)}; an int is expected")
-    return value
+    return metadata_value(part.label, part.header.metadata, key, int, default)

@@ -236,7 +236,7 @@ def _new(context: ServerContext, body: ResponsesRequest, id: str) -> JsonObject:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": answering_name(context, body.model),
+        "model": answering_name(context, body.model, body.lora_path),
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
