@@ -85,15 +85,25 @@ def _opened(
     """
     largest = {"max_pixels": str(limits.max_video_pixels + MARGIN_PIXELS)}
     options = {"codec_whitelist": CODECS, "enable_drefs": "0", "use_absolute_path": "0", **largest}
-    container = av.open(io.BytesIO(data), format=format, options=options, metadata_errors="ignore")
-    if not container.streams.video:
+    container = av.open(io.BytesIO(data), format=format, options=options, **_any_texts(av))
+    # A codec that is not known has no context from version 19 on.
+    contexts = [stream.codec_context for stream in container.streams.video]
+    if not contexts or contexts[0] is None:
         container.close()
         raise MediaError("it has no pictures: it is no video")
-    context = container.streams.video[0].codec_context
+    context = contexts[0]
     context.options = largest
     context.thread_type = "NONE"
     context.thread_count = 1
     return container
+
+
+def _any_texts(av: Any) -> dict[str, str]:
+    """The arguments by which texts in a file need not be UTF-8. From version 19 on there are
+    none: it replaces what it cannot read."""
+    if int(av.__version__.partition(".")[0]) >= 19:
+        return {}
+    return {"metadata_errors": "ignore"}
 
 
 def _times(
