@@ -40,7 +40,7 @@ LIMITS = {option.name for option in options_of(Limits)}  # limits.md has a table
 PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
-    "docker": {"--build", "--build-arg", "--gpus", "--profile", "--rm"},
+    "docker": {"--build", "--build-arg", "--format", "--gpus", "--profile", "--rm"},
     "ik_llama.cpp": {"--repack"},
     "helm": {"--reuse-values", "--set"},
     "kubectl": {"--from-literal"},
