@@ -232,16 +232,22 @@ def predicted(world: World, prompt: list[int], length: int, *, background: bool 
     )
 
 
+def decoding_lines(world: World, num: int, *, length: int) -> list[int]:
+    """So many background requests, all of which decode."""
+    background = [
+        world.send(line(4, i + 10), max_new_tokens=length, ignore_eos=True, background=True)
+        for i in range(num)
+    ]
+    while len(decoding(world)) < num:
+        world.step()
+    return background
+
+
 def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it_has_time_for() -> (
     None
 ):
     world = timed(max_running_requests=16, background_slowdown=1.3)
-    background = [
-        world.send(line(4, i + 10), max_new_tokens=60, ignore_eos=True, background=True)
-        for i in range(12)
-    ]
-    while len(decoding(world)) < 12:
-        world.step()
+    background = decoding_lines(world, 12, length=60)
     online = world.send(line(4, 7), max_new_tokens=20, ignore_eos=True)
     wait_for(world, online)
     world.step()
@@ -316,12 +322,7 @@ def test_guesses_of_background_requests_that_no_step_has_time_for_are_not_taken_
     )
     assert world.runner.draft is not None
     world.runner.draft.wrong_every = 0
-    background = [
-        world.send(line(4, i + 10), max_new_tokens=190, ignore_eos=True, background=True)
-        for i in range(5)
-    ]
-    while len(decoding(world)) < 5:
-        world.step()
+    background = decoding_lines(world, 5, length=190)
     online = world.send(line(4, 7), max_new_tokens=60, ignore_eos=True)
     wait_for(world, online)
     while online in decoding(world):
