@@ -4,6 +4,8 @@ import { button, el, num } from "../parts.js";
 
 const MOST_MB = 16;
 const MEDIA = { image: "pictures", audio: "sounds", video: "videos" };
+// Drawings are text, and so is TypeScript, which browsers take for a kind of video.
+const TEXTS = ["image/svg+xml", "video/mp2t", "video/vnd.dlna.mpeg-tts"];
 const SIGNS = { image: "▣", audio: "♪", video: "▶", text: "≡" };
 const SIGNS_A_TOKEN = 4; // of English text, about
 const PDF_S = 20; // that reading a PDF may take
@@ -14,7 +16,7 @@ export async function read(file, { takes, model, context }) {
 	const { name, size } = file;
 	if (size > MOST_MB * 1e6) throw new Error(`${name} has ${(size / 1e6).toFixed(1)} MB; at most ${MOST_MB} MB can be sent`);
 	const kind = file.type.split("/")[0];
-	if (kind in MEDIA && file.type !== "image/svg+xml") {
+	if (kind in MEDIA && !TEXTS.includes(file.type)) {
 		if (!takes.includes(kind)) throw new Error(`${name}: ${model} takes no ${MEDIA[kind]}`);
 		return { kind, name, data: await urlOf(file) };
 	}
