@@ -41,7 +41,7 @@ PROGRAMS = ("benchmarks", "scripts", "tests", "training")
 FOREIGN = {  # programs of others that a page shows a command of
     "curl": {"--data", "--data-binary"},
     "docker": {"--build", "--build-arg", "--format", "--gpus", "--profile", "--rm"},
-    "ik_llama.cpp": {"--repack"},
+    "ik_llama.cpp": {"--flash", "--repack"},
     "helm": {"--reuse-values", "--set"},
     "kubectl": {"--from-literal"},
     "gh, sha256sum": {"--repo", "--check", "--ignore-missing"},

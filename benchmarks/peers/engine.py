@@ -2,7 +2,7 @@
 
 A command is a line `WORKLOAD SEED`; the answer is a line of JSON with the seconds from submitting all requests to the
 last token. Lines that begin otherwise are the engine's own talk. `w3w` is w3 after a first request has left the prefix in
-the cache. `d1` and `d16` hardly do anything but decode, `p1` is a prompt alone. In `a1` and `a2`, each request has an
+the cache. `d1` and `d16` hardly do anything but decode, `p1` and `p8` are a prompt alone. In `a1` and `a2`, each request has an
 adapter (LoRA) of its own.
 """
 
@@ -35,6 +35,7 @@ HALF_WORKLOADS = {
     "d1": Workload("decode of one: 1 of 4 in, 64 out", [RequestShape(0, 4, 64)]),
     "d16": Workload("decode of sixteen: 16 of 4 in, 32 out", [RequestShape(0, 4, 32)] * 16),
     "p1": Workload("a prompt: 1 of 512 in, 1 out", [RequestShape(0, 512, 1)], counts_prompt=True),
+    "p8": Workload("long: 1 of 8,000 in, 1 out", [RequestShape(0, 8_000, 1)], counts_prompt=True),
 }
 MORE_WORKLOADS = ADAPTER_WORKLOADS | HALF_WORKLOADS
 

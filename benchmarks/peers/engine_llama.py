@@ -1,6 +1,8 @@
 """llama.cpp or ik_llama.cpp by its C interface, all requests in one batch a step.
 
-engine_llama.py FILE.gguf [threads] [--repack]     # ik_llama.cpp lays weights out anew when it loads them
+engine_llama.py FILE.gguf [threads] [--repack] [--flash]
+
+--repack: ik_llama.cpp lays weights out anew when it loads them. --flash: its attention in one pass; llama.cpp decides itself.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from llama_package import IS_IK, clear, ll
 
 BATCH, CONTEXT, SEQUENCES = 512, 40_960, 32
 REPACK = "--repack"
+FLASH = "--flash"
 
 
 class Llama:
-    def __init__(self, path: str, threads: int, *, repacks: bool) -> None:
+    def __init__(self, path: str, threads: int, *, repacks: bool, flash: bool) -> None:
         ll.llama_backend_init()
         of_model = ll.llama_model_default_params()
         if repacks:
@@ -32,7 +35,9 @@ class Llama:
             SEQUENCES,
         )
         params.n_threads = params.n_threads_batch = threads
-        if not IS_IK:
+        if IS_IK:
+            params.flash_attn = flash
+        else:
             params.kv_unified = False
         self.context = ll.llama_init_from_model(self.model, params)
         self.vocab_size = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(self.model))
@@ -79,12 +84,12 @@ class Llama:
 
 
 def main() -> None:
-    path, *rest = (word for word in sys.argv[1:] if word != REPACK)
+    path, *rest = (word for word in sys.argv[1:] if word not in (REPACK, FLASH))
     threads = int(rest[0]) if rest else os.cpu_count() or 1
-    repacks = REPACK in sys.argv
-    if repacks and not IS_IK:
-        sys.exit(f"{REPACK} is of ik_llama.cpp; llama.cpp lays weights out anew by itself")
-    serve(Llama(path, threads, repacks=repacks).generate)
+    repacks, flash = REPACK in sys.argv, FLASH in sys.argv
+    if (repacks or flash) and not IS_IK:
+        sys.exit(f"{REPACK} and {FLASH} are of ik_llama.cpp; llama.cpp does both by itself")
+    serve(Llama(path, threads, repacks=repacks, flash=flash).generate)
 
 
 if __name__ == "__main__":

@@ -209,6 +209,11 @@ def test_bench_offline_runs_workloads(tmp_path: Path, monkeypatch: pytest.Monkey
         bench(["offline", str(folder), "--workload", "w9"])
 
 
+def test_bench_prediction_without_requests_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--requests is 0; at least 1 is expected"):
+        bench(["prediction", "--requests", "0"])
+
+
 def test_bench_prediction_compares_a_real_run_with_its_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,7 +237,8 @@ def answer_of(url: str, path: str, body: dict[str, Any], num_events: int | None)
                 return list(itertools.islice(events(answer), num_events))
             return json.load(answer)
     except urllib.error.HTTPError as exc:
-        message = exc.read(2_000).decode()
+        with exc:
+            message = exc.read(2_000).decode()
         if exc.code >= 500:
             tell("an error", url=url + path, status=exc.code, body=message)
         if exc.code == 503 and NOT_IN_TIME in message:
@@ -442,8 +443,10 @@ class Troubles:
         server = self._trio.prefill
         if self._rng.random() < 0.5:
             server.post("/abort_request", abort_all=True)
-        with contextlib.suppress(urllib.error.HTTPError):  # requests are running
+        try:
             server.post("/flush_cache")
+        except urllib.error.HTTPError as exc:  # requests are running
+            exc.close()
 
     def _weights(self) -> None:
         """The prefill server has other weights for a while."""

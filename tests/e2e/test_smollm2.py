@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from pydoc_data import topics
 
 import pytest
 
@@ -21,8 +20,8 @@ pytestmark = pytest.mark.skipif(
 )
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
-# Of transformers in float32, on the same widened weights and tokens.
-PERPLEXITY = 11.5666
+# Of transformers in float32, on the same widened weights and tokens of the license.
+PERPLEXITY = 16.2584
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def test_it_answers_a_question(llm: LLM) -> None:
 
 
 def test_its_perplexity_is_that_of_transformers(llm: LLM) -> None:
-    text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
     ids = llm.tokenizer.encode(text)[512:1_024]
     params = SamplingParams(max_new_tokens=1, logprobs=0, prompt_logprobs=0)
     [output] = llm.generate([ids], params)

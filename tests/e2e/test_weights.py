@@ -53,7 +53,8 @@ def generate(server: Server, num_tokens: int = 8) -> dict[str, Any]:
 def refused(server: Server, path: str, **body: object) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as raised:
         server.post(path, **body)
-    return raised.value.code, json.load(raised.value)["error"]["message"]
+    with raised.value as answer:
+        return answer.code, json.load(answer)["error"]["message"]
 
 
 def test_weights_change_while_the_server_serves_and_answers_say_which_they_are(
@@ -114,8 +115,9 @@ def test_released_memory_leaves_the_process_and_requests_get_503_until_it_is_bac
         released["num_bytes"] > 1.9 * file.stat().st_size
     )  # two bytes on disk are four in float32
     assert refused(server, "/generate", text="x")[0] == 503
-    with pytest.raises(urllib.error.HTTPError, match="503"):
+    with pytest.raises(urllib.error.HTTPError, match="503") as not_ready:
         server.get("/ready")
+    not_ready.value.close()
     assert refused(server, "/update_weights_from_tensor", named_tensors=[])[0] == 400
     assert server.post("/resume_memory_occupation")["released"] == []
     assert generate(server)["text"] == before

@@ -119,15 +119,20 @@ def test_taken_port_and_missing_template_are_warnings(
 
 
 @pytest.mark.parametrize(
-    "option",
-    ["--kv-tokens 900000000000", "--quantization gptq", "--enable-dp-attention --dp-size 2"],
+    ("option", "check"),
+    [
+        ("--kv-tokens 900000000000", "fit"),
+        ("--quantization gptq", "fit"),
+        ("--enable-dp-attention --dp-size 2", "fit"),
+        ("--allowed-local-media-path /nowhere", "server"),
+    ],
 )
-def test_model_that_does_not_fit_the_options_of_the_server(
-    capsys: pytest.CaptureFixture[str], model: Path, option: str
+def test_what_the_options_of_the_server_do_not_allow_fails(
+    capsys: pytest.CaptureFixture[str], model: Path, option: str, check: str
 ) -> None:
     status, found = examine(capsys, str(model), "--port", "0", *option.split())
     assert status == 1
-    assert found["fit"][0] == "FAIL"
+    assert found[check][0] == "FAIL"
     assert "only one engine" not in found["fit"][1]
 
 

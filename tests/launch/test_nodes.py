@@ -213,7 +213,8 @@ def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
         with urllib.request.urlopen(request, timeout=HANG_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as exc:
-        return exc.code, exc.read().decode()
+        with exc:
+            return exc.code, exc.read().decode()
 
 
 def test_a_node_is_healthy_while_it_follows() -> None:

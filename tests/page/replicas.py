@@ -39,8 +39,10 @@ def asked(server: Server) -> Iterator[None]:
 
     def ask(number: int) -> None:
         while not is_over.is_set():
-            with contextlib.suppress(urllib.error.HTTPError):
+            try:
                 server.post("/v1/completions", prompt=f"{number} ships " * 9, max_tokens=200)
+            except urllib.error.HTTPError as exc:
+                exc.close()
 
     users = [threading.Thread(target=ask, args=(number,)) for number in range(NUM_USERS)]
     for user in users:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import urllib.error
 
@@ -30,8 +29,10 @@ def test_axe_finds_nothing_in_a_page_full_of_work(server: Server, look: Look) ->
 
     def ask(number: int) -> None:
         prompt = f"{number} ships in the old harbour. " * 4
-        with contextlib.suppress(urllib.error.HTTPError):  # it is ended before it began
+        try:
             server.post("/v1/completions", prompt=prompt, max_tokens=400, ignore_eos=True)
+        except urllib.error.HTTPError as exc:  # it is ended before it began
+            exc.close()
 
     asking = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
     with server.slowed():

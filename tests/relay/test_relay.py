@@ -156,7 +156,7 @@ def test_a_room_that_is_written_twice_or_in_escapes_goes_no_further(pair: Pair) 
 
 
 def test_a_body_that_is_nested_too_deeply_to_be_read_goes_no_further(pair: Pair) -> None:
-    depth = 100_000
+    depth = 1_000_000
     content = b'{"prompt": "a", "bootstrap_room": 5, "x": ' + b"[" * depth + b"]" * depth + b"}"
     answer = httpx.post(pair.stage.url + "/generate", content=content)
     assert answer.status_code == 400

@@ -6,12 +6,20 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 
 from tests.server.fake import CONTEXT, HANG_S, RunningServer, eventually
+from weft.messages.sampling import InvalidParam
+from weft.messages.status import EngineReady
+from weft.relay.body import SeenBody
+from weft.route.policy import RoutedRequest
+from weft.server.body import _require_nothing
+from weft.server.errors import ApiError
+from weft.server.fields.input_embeds import read_embeds
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -575,3 +583,12 @@ def test_slow_client_does_not_hold_up_others(server: RunningServer, http: httpx.
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
         )
         assert http.post(TEXT, json={"prompt": "x"}).status_code == 200
+
+
+def test_a_value_that_can_be_passed_by_but_not_made_is_refused() -> None:
+    deep = msgspec.Raw(b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_000)
+    with pytest.raises(ApiError, match="thinking is not supported"):
+        _require_nothing("thinking", deep)
+    with pytest.raises(InvalidParam, match="input_embeds is nested too deeply; base64"):
+        read_embeds(deep, cast(EngineReady, None))
+    assert not SeenBody({"session_params": deep}, RoutedRequest(b"", ""), b"").session

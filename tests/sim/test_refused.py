@@ -13,6 +13,7 @@ import pytest
 from tests.sim.records import COST, Records, record, recorded_engine
 from tests.sim.scene import SCENE
 from weft.cli import sim as command
+from weft.config.options import SettingsError
 from weft.journal.file import JournalWriter
 from weft.journal.recorder import RecordedEngine
 from weft.messages.replies import Finish
@@ -174,8 +175,24 @@ def test_an_output_that_a_stop_string_ended_is_finished_and_one_that_was_left_is
     assert "2 finished, 1 aborted, 0 refused" in by_line(again)
 
 
+def write(records: Records, folder: Path) -> Path:
+    file = folder / "traffic.journal"
+    writer = JournalWriter(file)
+    for each in records:
+        writer.append(each)
+    writer.flush()
+    writer.close()
+    return file
+
+
 def by_line(run: Any) -> str:
     return command.describe(summarize(run, Slo())).splitlines()[0]
+
+
+def test_a_journal_without_requests_is_refused(tmp_path: Path) -> None:
+    file = write(recorded_engine()[0], tmp_path)
+    with pytest.raises(SettingsError, match=r"traffic\.journal has no requests; 1 or more"):
+        command.sim(["--trace", str(file)])
 
 
 def test_a_reply_that_was_lost_fails_its_request_and_no_other() -> None:
@@ -217,12 +234,7 @@ def test_tenants_have_their_ends_by_reason(journal: Journal) -> None:
 def test_the_command_says_for_each_run_what_became_of_the_requests(
     records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "traffic.journal"
-    writer = JournalWriter(file)
-    for each in records:
-        writer.append(each)
-    writer.flush()
-    writer.close()
+    file = write(records, tmp_path)
     figures = tmp_path / "figures.json"
     words = ["--trace", str(file), "--json", str(figures)]
     assert command.sim([*words, "--compare", "max_queued_requests=1,9"]) == 0

@@ -10,6 +10,7 @@ from weft.cli.main import main
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--requests", "0"], "--requests is 0; at least 1 is expected"),
         (["--page-size", "0"], "--page-size is 0; 1 to 1,024 is expected"),
         (["--compare", "page_size=0"], "--compare page_size is 0; 1 to 1,024 is expected"),
         (["--num-pages", "-1"], "--num-pages is -1; at least 1 is expected"),

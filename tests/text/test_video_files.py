@@ -40,6 +40,12 @@ def test_a_short_video_keeps_at_least_four_frames_or_all() -> None:
     assert greys(film(num_frames=1)) == ([0], 2.0)
 
 
+def test_texts_in_a_video_need_not_be_utf_8() -> None:
+    data = film(num_frames=3)
+    assert b"VideoHandler" in data
+    assert len(greys(data.replace(b"VideoHandler", b"\xe9ideoHandler"))[0]) == 3
+
+
 def test_fewer_frames_are_kept_where_more_are_not_allowed() -> None:
     data = film(num_frames=60, frames_per_s=6)
     assert len(greys(data)[0]) == 20

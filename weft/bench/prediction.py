@@ -13,7 +13,7 @@ from weft.config.options import Settings, option
 from weft.sim.fit import CostFit, StepTime, fit, write_steps
 from weft.sim.report import Slo, Summary, summarize
 from weft.sim.run import simulate
-from weft.sim.synthetic import Traffic, at_once, synthetic
+from weft.sim.synthetic import Traffic, at_once, require_requests, synthetic
 from weft.sim.table import number, table
 from weft.sim.trace import Arrival
 
@@ -77,6 +77,7 @@ def bench_prediction(settings: Settings) -> int:
     """
     options = settings.make(PredictionOptions)
     traffic = settings.make(Traffic)
+    require_requests(traffic)
     config = settings.make(EngineConfig)
     testbed = Testbed.of(config)
     before = fit(_calibrate(testbed))

@@ -25,7 +25,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -193,18 +193,23 @@ def _source(name: str, stack: ExitStack) -> BinaryIO:
     """The named file, or standard input. Raises SettingsError."""
     if name in ("", "-"):
         return sys.stdin.buffer
-    try:
+    with _opening(name):
         return stack.enter_context(open(name, "rb"))
-    except OSError as exc:
-        raise SettingsError(f"cannot open {name}: {exc.strerror}") from exc
 
 
 def _target(name: str, stack: ExitStack) -> IO[str]:
     """The named file, or standard output. Raises SettingsError."""
     if name in ("", "-"):
         return sys.stdout
-    try:
+    with _opening(name):
         return stack.enter_context(open(name, "w", encoding="utf-8"))
+
+
+@contextmanager
+def _opening(name: str) -> Iterator[None]:
+    """Raises SettingsError if the named file cannot be opened."""
+    try:
+        yield
     except OSError as exc:
         raise SettingsError(f"cannot open {name}: {exc.strerror}") from exc
 

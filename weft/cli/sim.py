@@ -60,6 +60,7 @@ from weft.sim.synthetic import (
     BackgroundTraffic,
     PictureTraffic,
     Traffic,
+    require_requests,
     synthetic,
     with_batch,
 )
@@ -293,6 +294,8 @@ def sim(argv: Sequence[str]) -> int:
         return _fit(options.fit)
     if pictures.images and options.trace:
         raise SettingsError("--images is of synthetic traffic; a file has its own prompts")
+    if not (options.trace or batch.background):
+        require_requests(traffic)
     journal = _journal(options.trace)
     fixed = FIXED
     if pictures.images:
@@ -332,7 +335,7 @@ def sim(argv: Sequence[str]) -> int:
             ranges.append(found)
     summaries = [summarize(record, slo) for record in records]
     recorded = None
-    if journal is not None and journal.arrivals:
+    if journal is not None:
         recorded = summarize(journal.record, slo)
         print(_beside_recorded(recorded, summaries[0]))
     _print(variants, records, summaries)
@@ -690,6 +693,8 @@ def _journal(name: str) -> Journal | None:
     for num, words in notes:
         if num:
             print(f"{counted(num, 'request')} {words}", file=sys.stderr)
+    if not journal.arrivals:
+        raise SettingsError(f"{name} has no requests; 1 or more are needed")
     return journal
 
 

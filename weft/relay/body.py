@@ -77,7 +77,7 @@ class SeenBody(NamedTuple):
             else:
                 found = self.fields.get("session_id")
             return "" if found is None else msgspec.json.decode(found, type=str)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return ""
 
 

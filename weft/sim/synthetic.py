@@ -142,6 +142,12 @@ class BackgroundTraffic:
     )
 
 
+def require_requests(traffic: Traffic) -> None:
+    """Raises SettingsError if synthetic traffic would have no requests."""
+    if not traffic.requests:
+        raise SettingsError("--requests is 0; at least 1 is expected")
+
+
 class Lengths(NamedTuple):
     """A distribution of lengths in tokens."""
 

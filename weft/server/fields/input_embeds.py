@@ -63,9 +63,8 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
         value = msgspec.json.decode(text, type=_FORMS[depth])
     except msgspec.ValidationError as exc:
         if not depth:
-            value = msgspec.json.decode(text)
             message = (
-                f"{PARAM} is {shown(value)}; base64, [tokens][size] or a list of these is needed"
+                f"{PARAM} is {_named(text)}; base64, [tokens][size] or a list of these is needed"
             )
             raise InvalidParam(PARAM, message) from exc
         raise InvalidParam(PARAM, wrong_field(exc, text, within=PARAM).text) from exc
@@ -78,3 +77,11 @@ def read_embeds(raw: msgspec.Raw, engine: EngineReady) -> Embeds | None:
     vectors = [pack_input_embeds(prompt, engine) for prompt in prompts]
     ids = [placeholder_ids(own, engine) for own in vectors]
     return Embeds(ids, vectors, is_batch)
+
+
+def _named(text: bytes) -> str:
+    """The value of a JSON text, as errors show it."""
+    try:
+        return shown(msgspec.json.decode(text))
+    except RecursionError:
+        return "nested too deeply"

@@ -57,17 +57,17 @@ async def _pulled(catalog: ModelCatalog, pulls: OpenPulls, name: str) -> AsyncIt
     states: asyncio.Queue[PullState | None] = asyncio.Queue()
     stopped = threading.Event()
 
-    def report(state: PullState) -> None:
+    def report(state: PullState | None) -> None:
         loop.call_soon_threadsafe(states.put_nowait, state)
 
-    async def run() -> None:
+    def run() -> None:
         try:
-            await asyncio.to_thread(catalog.pull, name, report, stopped)
+            catalog.pull(name, report, stopped)
         finally:
-            states.put_nowait(None)
+            report(None)  # from this thread, so that it comes after all states
 
     pulls.num += 1
-    running = asyncio.create_task(run())
+    running = asyncio.create_task(asyncio.to_thread(run))
     try:
         yield _line({"status": "pulling manifest"})
         while True:
