@@ -506,18 +506,16 @@ def test_reasoning_is_folded(quick: RunningServer, look: Look) -> None:
 # ---- files
 
 
-def test_text_files_are_part_of_the_question(
-    quick: RunningServer, look: Look, tmp_path: Path
-) -> None:
+def test_text_files_are_part_of_the_question(quick: RunningServer, look: Look) -> None:
     page = opened(look, quick)
-    file = tmp_path / "main.py"
-    file.write_text("print('``` hello')")
+    # What browsers take TypeScript for.
+    file = {"name": "main.ts", "mimeType": "video/mp2t", "buffer": b"print('``` hello')"}
     page.page.set_input_files("#files", file)
-    page.see("#shots .chip", "main.py")
+    page.see("#shots .chip", "main.ts")
     asked = answered(page, "what is this?", "code")[0]
-    content = "main.py:\n````\nprint('``` hello')\n````\n\nwhat is this?"
+    content = "main.ts:\n````\nprint('``` hello')\n````\n\nwhat is this?"
     assert asked["messages"] == [{"role": "user", "content": content}]
-    page.see(".me .chip", "main.py")
+    page.see(".me .chip", "main.ts")
 
 
 def test_a_long_text_that_is_pasted_becomes_a_file(quick: RunningServer, look: Look) -> None:

@@ -179,8 +179,7 @@ def _bases(folder: Path) -> dict[str, set[str]]:
 
 
 def state(name: str, folder: Path = WEFT) -> list[str]:
-    """The attributes that a class keeps: its fields, its slots, and what its methods assign to
-    `self`."""
+    """The attributes that a class keeps: its fields, and what its methods assign to `self`."""
     found: set[str] = set()
     for path in folder.rglob("*.py"):
         for node in parsed(path).body:

@@ -13,7 +13,7 @@ from tests.shape.measure import ROOT, lines_of_folder, parsed, walk
 TESTS = ROOT / "tests"
 MAX_LONG_LINES = 158  # texts that cannot be broken without changing them
 MAX_TOKENS_PER_LINE = 9.65
-MAX_UNTYPED_MODULES = 146  # whose errors mypy does not show (pyproject.toml)
+MAX_UNTYPED_MODULES = 145  # whose errors mypy does not show (pyproject.toml)
 # Imports in the text of a page or of a program that a test writes.
 IMPORT = re.compile(r"^\s*(?:from|import) +((?:tests\.[\w.]*|\.)\btest_\w+)", re.MULTILINE)
 # Without it a file need not be read closely.

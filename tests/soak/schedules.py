@@ -61,7 +61,7 @@ def run_stored(num: int, seed: int) -> Counter[str]:
                     host_hit_tokens=world.service.feature.num_host_hits,
                     faults=world.tiers.num_faults,
                     never_answered=world.tiers.num_silent,
-                    lost_pages=len(world.kv.allocator.quarantined),
+                    lost_pages=len(world.scheduler.kv.allocator.quarantined),
                     retractions=stats.total_retractions,
                     pins_given_way=stats.total_pins_given_way,
                 )

@@ -19,6 +19,7 @@ from weft.config.server import ServerConfig
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NAMED = re.compile(r"@(\S*)\s+(.*)")
+COMMENT = re.compile(r"(?:^|\s)#.*")  # a # within a key begins none
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def _read(path: Path, option: str) -> list[str]:
         raise SettingsError(f"{option} is {path}, which cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise SettingsError(f"{option} is {path}, which is not text in UTF-8") from exc
-    texts = [line.strip() for line in lines]
-    keys = [text for text in texts if text and not text.startswith("#")]
+    texts = [COMMENT.sub("", line).strip() for line in lines]
+    keys = [text for text in texts if text]
     if not keys:
         raise SettingsError(f"{option} is {path}, in which there is no key")
     return keys

@@ -52,6 +52,7 @@ def make_server(
     limits = limits or Limits()
     limiter = ConnectionLimiter(limits, refused)
     protocol: Any = partial(GuardedProtocol, limiter=limiter)
+    keep_alive_s: Any = limits.keep_alive_s  # parts of seconds, too, whatever uvicorn's type says
     return HttpServer(
         uvicorn.Config(
             app,
@@ -64,7 +65,7 @@ def make_server(
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            timeout_keep_alive=max(int(limits.keep_alive_s), 1),
+            timeout_keep_alive=keep_alive_s,
             timeout_graceful_shutdown=max(int(config.drain_s), 1),
         )
     )

@@ -1,20 +1,21 @@
-// Files for a message: pictures, sounds and videos for models that take them, and the texts of others.
+// Files for a message: pictures, sounds and videos for models that take them; texts of others.
 
 import { button, el, num } from "../parts.js";
 
 const MOST_MB = 16;
 const MEDIA = { image: "pictures", audio: "sounds", video: "videos" };
+const TEXTS = /svg|mp2t|-tts/; // drawings, and TypeScript
 const SIGNS = { image: "▣", audio: "♪", video: "▶", text: "≡" };
 const SIGNS_A_TOKEN = 4; // of English text, about
-const PDF_S = 20; // that reading a PDF may take
+const PDF_S = 20; // to read a PDF
 
-// A file for a message: { kind, name, data or text }, and a `note` for the user. Raises an Error
-// that says why it cannot be sent.
+// A file for a message: { kind, name, data or text }, and a `note` for the user. An Error says
+// why it cannot be sent.
 export async function read(file, { takes, model, context }) {
 	const { name, size } = file;
 	if (size > MOST_MB * 1e6) throw new Error(`${name} has ${(size / 1e6).toFixed(1)} MB; at most ${MOST_MB} MB can be sent`);
 	const kind = file.type.split("/")[0];
-	if (kind in MEDIA && file.type !== "image/svg+xml") {
+	if (kind in MEDIA && !TEXTS.test(file.type)) {
 		if (!takes.includes(kind)) throw new Error(`${name}: ${model} takes no ${MEDIA[kind]}`);
 		return { kind, name, data: await urlOf(file) };
 	}
@@ -60,7 +61,7 @@ const urlOf = (file) => new Promise((done, fail) => {
 	reader.readAsDataURL(file);
 });
 
-// A file as a part of the page; `drop` is called by its button.
+// A file on the page; its button calls `drop`.
 export function chip({ kind, name, data, text }, drop) {
 	const made = el("span", "chip");
 	if (kind === "image") made.append(Object.assign(el("img"), { src: data, alt: name }));
