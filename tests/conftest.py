@@ -39,12 +39,13 @@ gc.set_threshold(10_000, *gc.get_threshold()[1:])
 # for `fresh_seed`).
 settings.register_profile(
     "same",
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("all", settings.get_profile("same"), max_examples=100)
 settings.load_profile("same")
 HTTPX.connect = HTTPX.read = HTTPX.write = HTTPX.pool = 240.0
 # Every HTTP client would read the certificates of all authorities: 40 ms of a processor, a thousand
@@ -101,6 +102,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.fresh_seed is None:
         config.option.fresh_seed = random.SystemRandom().randrange(1, 10**9)
+    if config.option.all:
+        settings.load_profile("all")
     config.pluginmanager.register(HangGuard())
     config.stash[OFFSPRING] = Offspring()
     if config.option.workers:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.agents.model import REFUSES_LATE, TAKES_LATE, scripted_model
 from tests.agents.shapes import Aider, Shape, all_shapes
+from tests.seeds import every_second
 from tests.server.fake import HANG_S, RunningServer
 
 NUM_TURNS = 20
@@ -59,7 +60,7 @@ def turn(server: RunningServer, shape: Shape) -> httpx.Response:
     return answer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_second(NAMES))
 def test_twenty_turns_of_an_agent_find_the_turn_before_in_the_cache(
     model: tuple[RunningServer, list[str], Script], name: str
 ) -> None:

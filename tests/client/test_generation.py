@@ -22,7 +22,7 @@ from weft.messages.sampling import SamplingParams
     include=st.booleans(),
     taken=st.sets(st.integers(0, 20)),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_text_is_that_of_all_tokens_up_to_the_stop_string(
     steps: list[list[int]], stops: list[str], include: bool, taken: set[int]
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.faulty_parts import PLUGINS
 from tests.e2e.server import HANG_S, Server, run_weft, wait_until
 from tests.pages import ROOT
+from tests.seeds import one_in
 
 HERE = Path(__file__).parent
 PROMPT = list(range(20, 220))
@@ -117,11 +118,12 @@ def test_faults_of_steps_end_the_requests_of_the_steps(
 
 
 @pytest.mark.parametrize(
-    ("hook", "way_to_end"), list(zip(HOOKS, cycle(("raise", "exit")), strict=False))
+    "planted", one_in(3, zip(HOOKS, cycle(("raise", "exit")), strict=False)), ids=HOOKS
 )
 def test_faults_of_a_group_end_at_most_the_requests_concerned(
-    server: Server, hook: str, way_to_end: str
+    server: Server, planted: tuple[str, str]
 ) -> None:
+    hook, way_to_end = planted
     assert status(server, 150) == 200  # so that there is a prefix to resume
     for fault in (way_to_end, *HOOKS[hook]):
         plant(server, f"group.{hook}", fault)

@@ -14,6 +14,7 @@ from tests.soak.plants import PLANTS
 from tests.soak.report import as_json, as_table, ends
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1_200)  # after each phase it waits until all is at rest
 def test_a_server_under_random_load_and_faults_loses_nothing_and_keeps_nothing(
     capsys: pytest.CaptureFixture[str],

@@ -208,7 +208,7 @@ class Watched(RecordedWorld):
         check_reasons(self, self.reasons)
 
 
-NUM_WORLDS = 20
+NUM_WORLDS = 12
 
 
 @cache

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from tests.caches import set_own_cache
 from tests.executor.cached import assert_mapped_as_loaded, runner_of, values_of
 from tests.executor.gguf_files import random_blocks, write_gguf
 from tests.executor.gguf_models import (
@@ -26,7 +27,7 @@ from tests.executor.gguf_models import (
 from tests.models.many import FAMILIES, SEEING, make_checkpoint, make_seeing
 from tests.models.packed import FORMATS, PackedCheckpoint
 from tests.models.pooled import CASES, make_pooled
-from tests.seeds import one_in
+from tests.seeds import every_second, one_in
 from weft.ops.cpp.library import Unavailable, load
 from weft.plan.device import ReleaseMemory, ResumeMemory, UpdateFromTensors
 from weft.weights.cache import key
@@ -44,7 +45,7 @@ def ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     except Unavailable as exc:
         pytest.skip(str(exc))
     monkeypatch.setattr(key, "SETTLED_S", -1.0)
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "described"))
+    set_own_cache(tmp_path / "described", monkeypatch)
 
 
 def kept_as(name: str) -> str:
@@ -52,14 +53,14 @@ def kept_as(name: str) -> str:
     return ("none", "int8", "int4")[len(name) % 3]
 
 
-@pytest.mark.parametrize("family", one_in(4, FAMILIES))
+@pytest.mark.parametrize("family", one_in(8, FAMILIES))
 def test_every_family(tmp_path: Path, family: str) -> None:
     make_checkpoint(family, tmp_path / "model")
     quantize = kept_as(family)
     assert_mapped_as_loaded(tmp_path / "model", tmp_path / "cache", quantize=quantize)
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", every_second(SEEING))
 @pytest.mark.parametrize("quantize_encoder", ["none", "int12"])
 def test_models_with_an_encoder_of_pictures(
     tmp_path: Path, name: str, quantize_encoder: str
@@ -72,20 +73,20 @@ def test_models_with_an_encoder_of_pictures(
 # torch computes DeBERTa: weights are kept by our kernels alone.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "name", one_in(4, (name for name in CASES if not name.startswith("deberta")))
+    "name", one_in(8, (name for name in CASES if not name.startswith("deberta")))
 )
 def test_models_that_make_vectors_or_scores(tmp_path: Path, name: str, dtype: str) -> None:
     make_pooled(name, tmp_path / "model")
     assert_mapped_as_loaded(tmp_path / "model", tmp_path / "cache", dtype=dtype)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", every_second(FORMATS))
 def test_every_packed_format(tmp_path: Path, name: str) -> None:
     packed = PackedCheckpoint(FORMATS[name], tmp_path / "model")
     assert_mapped_as_loaded(packed.folder, tmp_path / "cache", quantize="stored")
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", every_second(BLOCKS))
 def test_every_block_format_of_gguf(tmp_path: Path, kind: str) -> None:
     size = BLOCKS[kind].size
     shapes: dict[str, Any] = {"embedding_length": size, "rope__dimension_count": size // 4}

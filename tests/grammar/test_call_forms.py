@@ -271,7 +271,7 @@ BEGINNINGS = {
 
 
 def num_texts(name: str) -> int:
-    return 60 if name == "hermes" else 6
+    return 30 if name == "hermes" else 3
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "forced"])

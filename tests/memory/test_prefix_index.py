@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.seeds import seeds
 from weft.memory.index import prefix_index
 from weft.memory.index.prefix_index import FEW_MOVES, MAX_MOVES, NUM_AT_ONCE, PrefixIndex
 from weft.memory.index.subtree_counts import Anchor, SubtreeCounts, above
@@ -131,7 +132,7 @@ def test_a_cache_that_is_emptied_leaves_everybody_with_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_at_once", [8, 0])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, 20))
 def test_random_changes_keep_every_length_and_weight_true(
     seed: int, num_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

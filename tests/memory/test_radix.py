@@ -338,9 +338,7 @@ class TreeAgainstDict(RuleBasedStateMachine):
         assert self.cache.protected_pages + self.cache.pinned_pages >= len(locked | held)
 
 
-TreeAgainstDict.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
-)
+TreeAgainstDict.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 test_tree_against_dict = TreeAgainstDict.TestCase
 
 

@@ -35,8 +35,8 @@ NATIVE = [
 ]
 # Those that weft has code of its own for are served by it, unless somebody asks for the other.
 USUAL = [
-    *one_in(20, [f"native-{name}" for name in NATIVE]),
-    *one_in(4, by_library.FAMILIES),
+    *one_in(40, [f"native-{name}" for name in NATIVE]),
+    *one_in(8, by_library.FAMILIES),
 ]
 
 Drive = Callable[..., Driver]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.models.many import VOCAB, Checkpoint, make_checkpoint
 from tests.models.windowed import CONTEXT, FAMILIES, WINDOW, Served, assert_greedy, make_windowed
+from tests.seeds import every_second
 
 Serve = Callable[..., Served]
 # Some of each kind of memory; the others take one step after the other.
@@ -135,6 +136,9 @@ def test_tokens_are_those_of_transformers(
     assert served.cached[hits[-1]] >= kind.least_cached
 
 
+@pytest.mark.parametrize(
+    "tried", every_second(MODELS), ids=[family for family, _ in MODELS], indirect=True
+)
 def test_retracted_requests_go_on_with_the_same_tokens(tried: Tried, serve: Serve) -> None:
     checkpoint, kind = tried
     served = serve(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tests.models.many import VOCAB, Checkpoint, make_checkpoint, make_renamed
 from tests.models.windowed import Served, assert_greedy
 from tests.scheduler.accounts import audit
+from tests.seeds import slow
 from weft.config.heads import MTP_NAMES, MtpNames
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.heads.guessing import GuessPasses
@@ -183,7 +184,7 @@ def test_chains_are_the_same_by_torch_and_in_one_call(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", *slow(["torch"])])
 def test_several_requests_have_the_answers_of_transformers(
     made: Made, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

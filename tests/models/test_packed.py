@@ -26,6 +26,7 @@ from tests.models.packed import (
     nvfp4,
     pack_quantized,
 )
+from tests.seeds import slow
 from weft.assemble import prepare
 from weft.config.engine import EngineConfig
 from weft.config.model import BadCheckpoint, ModelConfig, ModelNotFound
@@ -71,7 +72,7 @@ def kept_in_codes(driver: Driver) -> list[bool]:
     return [panels.codes is not None for product in products for panels in product.matrix.pieces]
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("piece_bytes", [1, *slow([8 << 20])])
 def test_every_weight_is_what_its_format_says_bit_for_bit(
     packed: PackedCheckpoint,
     drive: Callable[..., Driver],

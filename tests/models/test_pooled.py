@@ -23,6 +23,7 @@ from tests.models.pooled import (
     make_pooled,
     run,
 )
+from tests.seeds import every_second
 from weft.config.engine import EngineConfig
 from weft.config.model import ModelConfig
 from weft.executor.build import load_runner
@@ -36,10 +37,14 @@ DECODERS = [name for name in CASES if name not in ENCODERS]
 
 
 def with_kernels(names: Sequence[str]) -> pytest.MarkDecorator:
-    """Each of these cases by torch and by the best CPU kernels here."""
+    """Each of these cases by the best CPU kernels here, and every second by torch."""
     pairs = [(name, kernels) for kernels in ("torch", "auto") for name in names]
+    num = len(names)
     return pytest.mark.parametrize(
-        "loaded", pairs, indirect=True, ids=[f"{name}-{kernels}" for name, kernels in pairs]
+        "loaded",
+        [*every_second(pairs[:num]), *pairs[num:]],
+        indirect=True,
+        ids=[f"{name}-{kernels}" for name, kernels in pairs],
     )
 
 

@@ -22,6 +22,7 @@ from tests.models.qwen_seeing import (
     make_qwen,
 )
 from tests.models.seeing import NUM_NEW, SeeingServed
+from tests.seeds import slow
 from weft.arrays import FloatArray
 from weft.messages.media import MediaItem, MediaKind
 from weft.plan.step import Plan, Step
@@ -155,7 +156,7 @@ def test_tokens_are_those_of_transformers(
     assert len(served.outputs[text]) == NUM_NEW
 
 
-@pytest.mark.parametrize("chunk", [1, 16])
+@pytest.mark.parametrize("chunk", [1, *slow([16])])
 def test_pieces_are_as_good_as_whole_prompts(seeing: Checkpoint, name: str, chunk: int) -> None:
     prompts = prompts_of(name)
     whole = SeeingServed(seeing.folder, chunked_prefill_size=-1).serve(*prompts)

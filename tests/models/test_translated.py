@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from tests.executor.driver import Driver, Turn, make_driver
 from tests.models import by_library, many
+from tests.seeds import every_second
 from weft.executor.cpu.fused_step import CpuFusedSteps
 from weft.executor.cpu.segmented_model import SegmentedModel
 from weft.models.transformers_backend.describe import described
@@ -54,7 +55,7 @@ def driver_of(name: str, folder: Path) -> Driver:
     return make_driver(described(folder, "tiny"), folder, kernels="auto")
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", every_second(WHOLE))
 def test_code_that_says_nothing_new_is_one_call_of_the_kernels(name: str, folder: Path) -> None:
     driver = driver_of(name, folder)
     assert isinstance(driver.runner.steps, CpuFusedSteps)

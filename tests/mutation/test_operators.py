@@ -9,6 +9,7 @@ import pytest
 from tests.mutation.areas import AREAS, CORE, Area, part_of
 from tests.mutation.equivalents import EQUIVALENT, PLANTED, Key, key_of, planted, read_list
 from tests.mutation.operators import functions_of, mutants_of
+from tests.seeds import slow
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
@@ -70,7 +71,9 @@ class Visit:
     ]
 
 
-@pytest.mark.parametrize("path", ["weft/scheduler/admission.py", "weft/memory/allocator.py"])
+@pytest.mark.parametrize(
+    "path", ["weft/memory/allocator.py", *slow(["weft/scheduler/admission.py"])]
+)
 def test_every_mutant_is_another_program(path: str) -> None:
     source = (ROOT / path).read_text()
     for mutant in mutants_of(path, source):

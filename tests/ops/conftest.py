@@ -7,8 +7,10 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,8 @@ LACKS_PAIRS = "avx512_vnni" in NAMES and "avx512_bf16" not in NAMES
 BUILT = (*HERE[:-1], EMULATED, HERE[-1]) if LACKS_PAIRS else HERE
 SETS = tuple(one.name for one in BUILT)
 # A set takes half a minute of a processor to compile: these are in the library that serves.
-SERVING = {sets_here()[0].name, PORTABLE.name}
+SERVED = sets_here()[0].name
+SERVING = {SERVED, PORTABLE.name}
 OTHERS = tuple(one for one in BUILT if one.name not in SERVING)
 
 
@@ -47,6 +50,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "library_file" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+    for item in of_other_thirds(items):
+        item.add_marker(pytest.mark.slow)
+
+
+def of_other_thirds(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """What only `--all` tries. Of the parameter with the most values, the set that serves here has
+    all, each other one a third."""
+    functions: defaultdict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and callspec.params.get("kernels") in SETS:
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for tests in functions.values():
+        rows = [test.callspec._idlist for test in tests]
+        columns = [list(dict.fromkeys(values)) for values in zip(*rows, strict=True)]
+        of_sets = next(column for column in columns if column[0] in SETS)
+        others = [column for column in columns if column is not of_sets]
+        if not others:
+            continue
+        longest = max(others, key=len)
+        for test, row in zip(tests, rows, strict=True):
+            name, value = row[columns.index(of_sets)], row[columns.index(longest)]
+            is_chosen = (of_sets.index(name) + longest.index(value)) % 3 == 0
+            if name != SERVED and not is_chosen:
+                yield test
 
 
 @pytest.fixture(scope="session")

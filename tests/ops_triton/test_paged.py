@@ -119,7 +119,10 @@ def run(
 
 @pytest.mark.parametrize(
     ("decoder", "laid_out"),
-    [(decoder, bool(number % 2)) for number, decoder in enumerate(DECODERS.values())],
+    [
+        pytest.param(decoder, bool(number % 2), marks=[pytest.mark.slow] * (number in (1, 2)))
+        for number, decoder in enumerate(DECODERS.values())
+    ],
     ids=list(DECODERS),
 )
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of what stands in padding

@@ -28,6 +28,11 @@ SMALL = (
     "mamba 1",
     "lightning of one head",
 )  # the interpreter is slow
+# Variants of cases that are tried in any case.
+LARGE = (
+    *("lightning", "lightning of many heads", "mamba of many heads", "conv of 2"),
+    *("delta of tiled heads",),
+)
 NOTHING = ints([])
 # Copies after several tokens of a request, and after all; tokens fewer and more than taps.
 MANY_LENS = ints([5, 2, 18])
@@ -52,8 +57,9 @@ def made(name: str) -> tuple[TritonStates, StatePool]:
 @pytest.mark.parametrize(
     ("name", "lens", "slots"),
     [
-        *((name, LENS, SLOTS) for name in CASES),
+        *((name, LENS, SLOTS) for name in CASES if name not in LARGE),
         *((name, MANY_LENS, MANY_SLOTS) for name in SMALL),
+        *(pytest.param(name, LENS, SLOTS, marks=pytest.mark.slow) for name in LARGE),
     ],
 )
 def test_the_kernels_do_to_states_what_torch_does(

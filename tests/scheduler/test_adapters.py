@@ -22,6 +22,7 @@ from tests.scheduler.random_worlds import (
 )
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import EOS, VOCAB
+from tests.seeds import seeds
 from weft.engine.explain import explain
 from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.replies import StepOutput
@@ -204,7 +205,7 @@ def run_adapters(seed: int, num_loaded: int, slots: int, **kinds: bool) -> Adapt
     return world
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, 4))
 def test_thirty_adapters_share_four_slots(seed: int) -> None:
     world = run_adapters(seed, 30, 4)
     assert world.most_together <= 4
@@ -220,7 +221,7 @@ def test_adapters_go_with_whatever_else_a_step_has(seed: int, kind: str) -> None
     world.replay()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_adapters_come_and_go_while_requests_run(seed: int) -> None:
     world = AdapterWorld(
         replace(random_settings(random.Random(seed)), max_loras_per_batch=2, max_loaded_loras=3),

@@ -12,6 +12,7 @@ from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.scenes import Patience, Recorder, settings
 from tests.scheduler.world import VOCAB, World
+from tests.seeds import seeds
 from weft.arrays import IntArray
 from weft.engine.explain import explain
 from weft.plan.step import Plan
@@ -21,7 +22,7 @@ from weft.scheduler.retraction import cheapest
 from weft.scheduler.settings import DraftSettings
 from weft.scheduler.speculation.planner import SpeculativePlanner
 
-NUM_WORLDS = 24
+NUM_WORLDS = 12
 
 
 def decoding(world: World) -> set[int]:
@@ -587,7 +588,7 @@ def random_world(seed: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(NUM_WORLDS))
+@pytest.mark.parametrize("seed", seeds(NUM_WORLDS, 24))
 def test_random_worlds_with_background_requests_keep_every_invariant(seed: int) -> None:
     random_world(seed)
 

@@ -31,6 +31,7 @@ from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from tests.scheduler.timed import timed
 from tests.scheduler.world import EOS
+from tests.seeds import seeds, slow
 from weft.grammar.masks import Words
 from weft.grammar.pool import FEW, GrammarPool
 from weft.grammar.protocol import Compiled, GrammarMatcher, Key
@@ -466,7 +467,7 @@ def test_without_a_grammar_service_such_requests_are_refused() -> None:
     assert world.finished[id].message == "this engine compiles no grammars"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, 3))
 def test_at_random_every_request_gets_one_final_word_and_nothing_is_left(
     bench: Bench, seed: int
 ) -> None:
@@ -567,7 +568,7 @@ def test_a_paused_engine_and_a_blocked_input_expect_no_time(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("puts_aside", [False, True])
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [1, *slow([0])])
 def test_a_journal_with_grammars_replays_without_them(
     bench: Bench, depth: int, puts_aside: bool
 ) -> None:

@@ -186,7 +186,7 @@ def run_world(
     return world
 
 
-NUM_SCHEDULES = 10
+NUM_SCHEDULES = 6
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.scenes import settings
 from tests.scheduler.world import World
+from tests.seeds import slow
 from weft.cli.main import main
 from weft.engine.explain import trace_request_flow
 from weft.engine.guard import replace_unsent
@@ -182,7 +183,7 @@ def test_a_disk_that_fails_ends_the_journal_and_nothing_else(tmp_path: Path) -> 
 # Replay
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("depth", [1, *slow([0, 2])])
 @pytest.mark.parametrize(
     "changes",
     [

@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
-from tests.seeds import every_second
+from tests.seeds import every_second, seeds, slow
 
 KINDS = ["windows", "states", "drafts", "guesses", "splits", "puts_aside", "switches"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_pictures_survive_any_schedule(seed: int) -> None:
     world = run_random(seed, 25, media=True)
     world.replay(check=True)
@@ -24,11 +24,11 @@ def test_pictures_survive_any_schedule_beside_other_features(seed: int, kind: st
     world.replay(check=True)
 
 
-@pytest.mark.parametrize("seeds", [range(6), range(12, 16)])
-def test_pictures_survive_where_time_cuts_prompts(seeds: range) -> None:
+@pytest.mark.parametrize("numbers", [range(12, 16), *slow([range(6)])])
+def test_pictures_survive_where_time_cuts_prompts(numbers: range) -> None:
     """There the encoder works ahead, behind steps of running requests."""
     num_ahead = 0
-    for seed in seeds:
+    for seed in numbers:
         world = run_timed(seed, 12, media=True)
         world.replay(check=True)
         assert world.runner.media is not None

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
+from tests.seeds import seeds, slow
 from weft.cli.main import main
 from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError
 from weft.memory.allocator import OutOfPages, PageAllocator
 
-NUM_SCHEDULES = 44  # `scripts/soak --schedules` has as many as there is time for
-NUM_TIMED = 14
+# `scripts/soak --schedules` has as many as there is time for.
+SCHEDULES = range(13, 35)
+NUM_TIMED = 7
 
 
 @cache
@@ -57,17 +59,17 @@ def timed_schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", range(NUM_SCHEDULES))
+@pytest.mark.parametrize("seed", [*SCHEDULES, *slow([*range(13), *range(35, 44)])])
 def test_random_schedule_keeps_every_invariant_and_is_replayed_bit_for_bit(seed: int) -> None:
     schedule(seed)
 
 
-@pytest.mark.parametrize("seed", range(NUM_TIMED))
+@pytest.mark.parametrize("seed", seeds(NUM_TIMED, 14))
 def test_where_time_cuts_prompts_every_invariant_holds(seed: int) -> None:
     timed_schedule(seed)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", seeds(4, 8))
 def test_schedules_that_nobody_has_seen_before_keep_every_invariant(
     number: int, fresh_seed: int
 ) -> None:
@@ -136,7 +138,7 @@ def test_a_broken_invariant_leaves_a_journal_that_breaks_it_again(
 
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
-    reached = sum(map(schedule, range(NUM_SCHEDULES)), Counter[str]())
+    reached = sum(map(schedule, SCHEDULES), Counter[str]())
     for what in (
         "retractions",
         "evictions",
@@ -148,7 +150,7 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         "prompt-only rows",
         "told in pieces",
     ):
-        assert reached[what] >= 5, reached
+        assert reached[what] >= 3, reached
     for what in (
         "opened",
         "closed",

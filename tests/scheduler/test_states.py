@@ -37,7 +37,7 @@ def forget_snapshots(world: World) -> None:
 # Random schedules
 
 
-NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 8  # `scripts/soak --schedules` has as many as there is time for
 
 
 @cache

@@ -14,7 +14,7 @@ from tests.scheduler.host_oracle import OracleCopies, OracleHost
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.tier_oracle import Blocks
 from tests.scheduler.tiered_world import TieredWorld, run, run_tiered, small_world
-from tests.seeds import slow
+from tests.seeds import seeds, slow
 from weft.engine.tiers.store import HUNG_S
 from weft.engine.tiers.writes import WRITE_BYTES
 from weft.memory.tiers.protocol import Sought
@@ -34,7 +34,7 @@ from weft.messages.weights import (
 )
 
 # The last are seeds of worlds in which a read is given up, which few of them are.
-SCHEDULES = (4, 9, 10, 12, 13, 15, 16, 17, 54, 108)
+SCHEDULES = (4, 10, 12, 16, 17, 54, 108)
 
 
 @cache
@@ -65,12 +65,14 @@ def test_whatever_the_store_does_with_resume_states_every_invariant_holds(
         world.replay(check=seed % 3 == 0)
 
 
-@pytest.mark.parametrize("seed", [*SCHEDULES, *slow([0, 1, 2, 3, 5, 6, 7, 8, 11, 14])])
+@pytest.mark.parametrize(
+    "seed", [*SCHEDULES, *slow([*range(4), *range(5, 10), 11, *range(13, 16)])]
+)
 def test_invariants_hold_and_replays_are_exact_whatever_the_store_does(seed: int) -> None:
     schedule(seed)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", seeds(2, 4))
 def test_schedules_that_nobody_has_seen_before(number: int, fresh_seed: int) -> None:
     run_tiered(fresh_seed * 1_000 + number)
 
@@ -128,7 +130,7 @@ def test_a_journal_may_be_put_aside_while_pages_are_on_their_way(seed: int) -> N
 
 def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
     reached = sum(map(schedule, SCHEDULES), Counter[str]())
-    assert reached["landed"] > 300, reached
+    assert reached["landed"] > 200, reached
     assert min(reached.values()) > 3, reached
 
 

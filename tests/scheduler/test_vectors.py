@@ -16,6 +16,7 @@ import pytest
 from tests.scheduler.oracle_runner import OracleRunner, expected_output, extend_hash
 from tests.scheduler.recorded import RecordedWorld
 from tests.scheduler.world import VOCAB, World
+from tests.seeds import seeds
 from weft.arrays import IntArray
 from weft.journal.replay import Replay
 from weft.messages.replies import AuxPiece, HiddenStatesPiece, StepOutput
@@ -140,7 +141,7 @@ class VectorWorld(World):
             assert row == [position, state, state]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(20, 40))
 def test_vectors_and_states_survive_any_schedule(seed: int) -> None:
     """Chunks, mixed steps, overlap, retractions, aborts and failing steps; every third world is
     short of memory."""

@@ -43,7 +43,7 @@ def held_tokens(world: World, id: int) -> int:
 # Random schedules
 
 
-NUM_SCHEDULES = 16  # `scripts/soak --schedules` has as many as there is time for
+NUM_SCHEDULES = 8  # `scripts/soak --schedules` has as many as there is time for
 
 
 @cache
@@ -86,7 +86,7 @@ def test_the_random_schedules_reach_what_they_are_meant_to() -> None:
         "windows lacked",
         "memory lacked",
     ):
-        assert reached[what] >= 3, reached
+        assert reached[what] >= 2, reached
 
 
 # Rows

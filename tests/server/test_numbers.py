@@ -283,7 +283,7 @@ NUMERIC_ROUTES = [one for one in WITH_BODIES if places(one.body)]  # type: ignor
 # The first name of each route; of its other names some fields are tried.
 FIRST_NAMES = {(one.handler, one.body): one for one in reversed(NUMERIC_ROUTES)}
 OTHER_NAMES_STEP = 6
-PARTS = 10  # of the extremes: each field is given those of one of them
+PARTS = 20  # of the extremes: each field is given those of one of them
 UNHARMED_STEP = 32  # fields, after which the engine is looked at
 
 

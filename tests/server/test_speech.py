@@ -15,6 +15,7 @@ import torch
 
 from tests.models import speaking
 from tests.models.speaking import IDS, RATE, SpeechModel
+from tests.seeds import slow
 from tests.server.real_engine import RealServer, serving
 from weft.arrays import FloatArray
 from weft.config.limits import Limits
@@ -95,7 +96,7 @@ def test_a_text_is_that_of_transformers(spoken: Spoken) -> None:
         assert plain.text == spoken.text(there).strip() + "\n"
 
 
-@pytest.mark.parametrize("length", [32_000, 50_000, 72_345, 128_000])
+@pytest.mark.parametrize("length", [50_000, 72_345, *slow([32_000, 128_000])])
 def test_segments_and_their_times_are_those_of_transformers(spoken: Spoken, length: int) -> None:
     samples = speaking.sound(length, seed=length)
     there = spoken.generated(

@@ -95,8 +95,15 @@ def test_time_jumps_over_idle_stretches() -> None:
     assert record.machine.meter.busy_s < 10
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize(
+    ("policy", "overlap"),
+    [
+        ("fcfs", False),
+        ("lpm", True),
+        pytest.param("fcfs", True, marks=pytest.mark.slow),
+        pytest.param("lpm", False, marks=pytest.mark.slow),
+    ],
+)
 def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap: bool) -> None:
     traffic = Traffic(
         requests=40,
@@ -128,8 +135,15 @@ def test_every_request_gets_its_output_when_memory_is_short(policy: str, overlap
     assert (record.first_s[fits] > record.sent_s[fits]).all()
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("max_step_s", [0.02, 0.05])
+@pytest.mark.parametrize(
+    ("max_step_s", "mixed"),
+    [
+        (0.02, True),
+        (0.05, False),
+        pytest.param(0.02, False, marks=pytest.mark.slow),
+        pytest.param(0.05, True, marks=pytest.mark.slow),
+    ],
+)
 def test_long_prompts_that_time_cuts_leave_the_books_in_order(
     max_step_s: float, mixed: bool
 ) -> None:

@@ -55,14 +55,14 @@ def deltas(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
 
 
 @given(ids=st.lists(st.integers(0, VOCAB + 5), max_size=60), skip=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_deltas_of_any_ids_make_the_full_text(ids: list[int], skip: bool) -> None:
     found = deltas(BYTES.detokenizer(skip_special_tokens=skip), ids)
     assert "".join(found) == BYTES.decode(ids, skip_special_tokens=skip)
 
 
 @given(text=st.text(max_size=60), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_deltas_of_text_cut_anywhere_hold_no_half_character(text: str, data: st.DataObject) -> None:
     raw = text.encode()
     borders = sorted(data.draw(st.sets(st.integers(0, len(raw)))) | {0, len(raw)})
@@ -92,7 +92,7 @@ _BYTE = st.sampled_from([*"ö".encode(), *"中".encode(), *"🎉".encode(), 0x80
 
 
 @given(ids=st.lists(st.integers(256, SENTENCEPIECE.vocab_size - 1) | _BYTE, max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_window_makes_the_full_text_of_valid_runs(ids: list[int]) -> None:
     full = SENTENCEPIECE.decode(ids)
     if "\ufffd" not in full:
@@ -100,7 +100,7 @@ def test_window_makes_the_full_text_of_valid_runs(ids: list[int]) -> None:
 
 
 @given(text=st.text(st.sampled_from("ab ö中🎉▁"), max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_window_makes_the_full_text_of_byte_fallback(text: str) -> None:
     ids = list(text.encode())
     found = deltas(SENTENCEPIECE.detokenizer(), ids)
@@ -131,7 +131,7 @@ def test_window_of_invalid_bytes_does_not_grow() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_a_completion_goes_on_from_its_prompt_wherever_the_ids_are_cut(
     kind: str, data: st.DataObject
 ) -> None:

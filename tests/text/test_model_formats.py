@@ -102,7 +102,7 @@ def test_a_stream_has_emitted_the_received_part_of_a_truncated_call(
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 @seed(1)
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 @given(text=texts, places=places)
 def test_any_text_gives_the_same_events_wherever_it_is_cut(
     name: str, eager: bool, text: str, places: list[int]
@@ -118,7 +118,7 @@ def test_any_text_gives_the_same_events_wherever_it_is_cut(
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in DROPS_MARKS])
 @seed(2)
-@settings(max_examples=20, deadline=None, database=None)
+@settings(max_examples=10, deadline=None, database=None)
 @given(text=texts, places=places)
 def test_without_tools_no_text_is_changed(name: str, text: str, places: list[int]) -> None:
     events = parse(tool_parser(name, eager=True, names=frozenset()), cut_at(text, places))
@@ -128,7 +128,7 @@ def test_without_tools_no_text_is_changed(name: str, text: str, places: list[int
 
 @pytest.mark.parametrize("name", sorted(REASONING_FORMATS))
 @seed(3)
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 @given(text=texts, places=places, thinks=st.booleans())
 def test_reasoning_is_the_same_wherever_the_text_is_cut(
     name: str, text: str, places: list[int], thinks: bool
@@ -231,7 +231,7 @@ def written_call(format: str, given: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "functiongemma"])
 @pytest.mark.parametrize("eager", [False, True])
 @seed(4)
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 @given(given_arguments=arguments, places=places)
 def test_arguments_come_back_with_the_types_of_the_schema(
     name: str, eager: bool, given_arguments: dict[str, Any], places: list[int]

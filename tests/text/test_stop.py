@@ -17,7 +17,7 @@ STOPS = st.lists(st.text(st.sampled_from("abö"), min_size=1, max_size=5), min_s
 
 
 @given(pieces=st.lists(TEXTS, max_size=8), stops=STOPS, include=st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_matches_like_the_naive_twin_however_the_text_is_cut(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
@@ -33,7 +33,7 @@ def test_matches_like_the_naive_twin_however_the_text_is_cut(
 
 
 @given(text=TEXTS, stops=STOPS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_holds_back_only_what_may_be_a_beginning(text: str, stops: list[str]) -> None:
     matcher = StringMatcher(compile_stops(tuple(stops)), include=False)
     shown = ""
@@ -80,7 +80,7 @@ def test_many_long_stop_strings_cost_no_more_than_one() -> None:
     is_open=st.booleans(),
     num_silent=st.integers(0, 3),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_only_the_answer_after_the_reasoning_is_matched_however_the_text_is_cut(
     pieces: list[str], stops: list[str], is_open: bool, num_silent: int
 ) -> None:

@@ -67,7 +67,7 @@ def matcher_of(*patterns: str, include: bool = False) -> RegexMatcher:
 
 
 @given(pattern=patterns(), pieces=st.lists(TEXTS, max_size=6), include=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_matches_like_the_naive_twin_however_the_text_is_cut(
     pattern: str, pieces: list[str], include: bool
 ) -> None:

@@ -69,7 +69,7 @@ def test_corpus_holds_sources_topics_and_c_modules_but_no_tests(
 
 
 @given(text=st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_tokenizer_gives_any_text_back(small_tokenizer: Tokenizer, text: str) -> None:
     assert (
         small_tokenizer.decode(small_tokenizer.encode(text).ids, skip_special_tokens=False) == text

@@ -44,7 +44,7 @@ def by_re(given: dict[str, Any], module: str) -> Any:
 
 
 @given(keys=st.lists(patterns(), min_size=1, max_size=4, unique=True))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_the_first_pattern_that_matches_decides(keys: list[str]) -> None:
     given = {key: place for place, key in enumerate(keys)}
     found = ModulePatterns(given)
