@@ -165,6 +165,10 @@ def _asked(server: RemoteServer, method: str, path: str, body: JsonObject | None
         try:
             connection.request(method, server.path + path, content, server.headers)
             response = connection.getresponse()
+            if response.status == 401:
+                raise SettingsError(
+                    f"{error_of(response)}; --api-key KEY or WEFT_API_KEY gives one"
+                )
             if response.status != 200:
                 raise SettingsError(f"{path} answers {response.status}: {error_of(response)}")
             return json.load(response)
