@@ -83,23 +83,23 @@ def test_an_llm_that_is_closed_ends_what_other_threads_wait_for(llm: LLM) -> Non
         list(open_stream)
 
 
-def test_a_lock_goes_to_who_asked_first() -> None:
-    begun = threading.Semaphore(0)
-    lock = FairLock(on_wait=begun.release)
-    order: list[int] = []
+def test_a_thread_that_takes_the_lock_again_waits_for_one_that_waits() -> None:
+    order: list[str] = []
+    waits = threading.Event()
+    lock = FairLock(on_wait=waits.set)
 
-    def take(number: int) -> None:
-        with lock, lock:
-            order.append(number)
+    def take() -> None:
+        with lock:
+            order.append("other")
 
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(5)]
+    other = threading.Thread(target=take)
+    with lock, lock:
+        other.start()
+        waits.wait(HANG_S)
     with lock:
-        for thread in threads:
-            thread.start()
-            begun.acquire()
-    for thread in threads:
-        thread.join()
-    assert order == list(range(5))
+        order.append("first again")
+    other.join()
+    assert order == ["other", "first again"]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def raising() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("raising")
-def test_who_is_interrupted_while_it_waits_leaves_the_others_in_order() -> None:
+def test_who_is_interrupted_while_it_waits_keeps_nobody_out() -> None:
     waits = threading.Event()
     may_end = threading.Event()
     is_taken = threading.Event()
