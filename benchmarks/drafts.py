@@ -145,7 +145,7 @@ def measure(asked: argparse.Namespace) -> None:
 
 def tell_costs(llm: LLM) -> None:
     """What was guessed, and what the scheduler has learnt of the time that it takes."""
-    engine: Any = llm._engine
+    engine: Any = llm._own.engine
     stats = engine.services.stats()
     sources = ("prediction", "tree", "draft", "ngram")
     num = sum(getattr(stats, f"total_drafts_{source}") for source in sources)

@@ -86,6 +86,7 @@ UNBOUND = {
     "",
     "__main__",
     "llm",
+    "own_engine",
     "assemble",
     "launch",
     "cli",

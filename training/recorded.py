@@ -102,7 +102,7 @@ class Writer:
             max_running_requests=AT_ONCE,
             prefix_cache=False,
         )
-        engine = self._llm._engine
+        engine = self._llm._own.engine
         assert isinstance(engine, Engine)
         around = engine.surroundings
         assert isinstance(around.runner, TorchRunner)

@@ -1,26 +1,21 @@
 """Generation in one process, without a server: tokenizer, client and engine as the server has them,
-in one thread.
+without an event loop (`own_engine.py`).
 
     prompts ─▶ tokenizer ───▶ client ─ inbox ─▶ engine (scheduler, runner)
     outputs ◀─ detokenizer ◀─ client ◀──────────┘
 
-There is no event loop: a call that waits for an output steps the engine (`LLM._step`). It knows no
-process and no socket.
+It knows no process and no socket.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
-import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import msgspec
 import numpy as np
@@ -48,7 +43,6 @@ from weft.client.checked_args import (
     wrong_value,
 )
 from weft.client.checked_params import PARAMS, with_tuples
-from weft.client.client import EngineClient
 from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.client.prompt_reader import PromptReader, WithMedia
@@ -60,8 +54,7 @@ from weft.config.model_errors import UnsupportedModel
 from weft.config.numbers import MAX_N, shown
 from weft.config.options import SettingsError, did_you_mean, options_by_name, options_of
 from weft.json_types import JsonObject
-from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
-from weft.messages.codec import ToEngine
+from weft.messages.adapters import LoadLoraAdapter, UnloadLoraAdapter
 from weft.messages.media import MediaItem
 from weft.messages.replies import FinishReason, PooledPiece, TokenLogprobs
 from weft.messages.requests import GenerateRequest, PoolingParams
@@ -69,6 +62,7 @@ from weft.messages.sampling import InvalidParam, SamplingParams, check_number
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
+from weft.own_engine import OwnEngine
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.limits import MediaLimits
 from weft.text.media.loader import MediaLoader, token_ids
@@ -91,7 +85,6 @@ MEDIA_LIMITS = MediaLimits(
     per_prompt=dict.fromkeys(PER_PROMPT, MOST_PER_PROMPT),
 )
 COMPLETED = "a list of what LLM.prompt returns"
-LONGEST_WAIT_S = 1.0  # for the engine, so that Ctrl-C is noticed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +113,9 @@ class LLM:
     `model` is a folder, a GGUF file, an id on the Hugging Face hub, or "" for the default:
     SmolLM2-135M-Instruct where it is installed, else the bundled weft-nano. Settings have the
     names that they have on the command line: `LLM("Qwen/Qwen3-0.6B", kv_tokens=20_000)`.
-    Raises SettingsError and ModelError for what the user can correct. Not thread-safe. It is closed
-    by `close`, and at the end of `with LLM(...) as llm`; what is left open ends its threads and
-    processes when it is collected.
+    Raises SettingsError and ModelError for what the user can correct. Threads may call it at the
+    same time: their prompts share the engine's steps. It is closed by `close`, and at the end of
+    `with LLM(...) as llm`; what is left open ends its threads and processes when it is collected.
     """
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
@@ -191,16 +184,11 @@ class LLM:
         # otherwise.
         self.default_params = prepared.sampling
         self._reasoning = find_formats("none", "auto", tokenizer.chat_templates.values()).reasoning
-        self._engine: Engine | RecordedEngine | ClosedEngine = engine
-        self._end_engine = end_engine
-        self._wakeup = wakeup
-        self._inbox: deque[ToEngine] = deque()
-        self._client = EngineClient(tokenizer, self._inbox.append)
-        self._client.deliver(ready)
+        self._own = OwnEngine(tokenizer, engine, ready, wakeup, end_engine)
         media = _media_loader(prepared, tokenizer)
         template = load_template(tokenizer)
         self._reader = PromptReader(prepared.model.name, tokenizer, template, media)
-        self._rids = (f"llm-{number}" for number in itertools.count())
+        self._numbers = itertools.count()  # of requests
         self._adapters = AdapterNames(adapter_files(prepared), prepared.model.name)
         # Open prompts: so few that the engine's queue never refuses one.
         self._window = max(1, prepared.config.max_queued_requests - MAX_N)
@@ -208,11 +196,7 @@ class LLM:
     def close(self) -> None:
         """End the threads and helper processes of the engine, and free the memory of the model.
         A prompt or an adapter that comes afterwards raises SettingsError."""
-        self._engine = ClosedEngine()
-        self._end_engine()
-        # What the engine has warmed up with was taken from the collector's sight.
-        gc.unfreeze()
-        gc.collect()
+        self._own.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -291,10 +275,16 @@ class LLM:
         if params is None:
             params = self.default_params
         request = self.prompt(prompt, params, adapter=adapter)
-        with self._client.submit([request]) as generation:
-            while not generation.ended:
-                self._step()
-                yield from generation.take()
+        own = self._own
+        with own.submitted([request], stream=True) as generation:
+            has_ended = False
+            while not has_ended:
+                with own.lock:
+                    if not generation.ended:
+                        own.step()
+                    has_ended = generation.ended
+                    deltas = generation.take()
+                yield from deltas
 
     def prompt(self, text: Text, params: SamplingParams, *, adapter: str = "") -> GenerateRequest:
         """What `complete` takes. Raises InvalidParam for ids outside of the vocabulary, for vectors
@@ -307,8 +297,8 @@ class LLM:
         if isinstance(given, WithMedia):
             ids, media = given
         elif isinstance(given, np.ndarray):
-            vectors = pack_input_embeds(given, self._client.engine)
-            ids = placeholder_ids(vectors, self._client.engine)
+            vectors = pack_input_embeds(given, self._own.facts)
+            ids = placeholder_ids(vectors, self._own.facts)
         elif isinstance(given, str):
             ids = self.tokenizer.encode(given)
         else:
@@ -316,8 +306,8 @@ class LLM:
         params = with_tuples(params)
         params = with_reasoning_marks(params, self._reasoning, self.tokenizer, ids)
         return GenerateRequest(
-            rid=next(self._rids),
-            input_ids=pack_ids(ids, self._client.engine.vocab_size),
+            rid=f"llm-{next(self._numbers)}",
+            input_ids=pack_ids(ids, self._own.facts.vocab_size),
             sampling=params,
             vectors=vectors,
             media=media,
@@ -335,34 +325,42 @@ class LLM:
         Ctrl-C, and leaving the loop early, abort what is open.
         """
         require_switch("strict", strict)
+        own = self._own
         waiting = enumerate(items_of("prompts", prompts, COMPLETED))
+        following: tuple[int, GenerateRequest | InvalidParam] | None = None
         running: dict[int, Generation] = {}
+        num_ended = 0
+        are_all_sent = False
         try:
             while True:
-                while self._client.num_open < self._window:
-                    following = next(waiting, None)
+                while not are_all_sent and own.num_open < self._window:
+                    following = following or next(waiting, None)
                     if following is None:
+                        are_all_sent = True
                         break
                     position, prompt = following
                     try:
-                        running[position] = _submit(self._client, prompt)
+                        with own.lock:
+                            if own.num_open >= self._window:
+                                break  # another thread was faster
+                            running[position] = _submit(own, prompt)
                     except InvalidParam as exc:
                         if strict:
                             raise
                         yield position, [_refused(exc)]
-                if not running:
+                    following = None
+                if are_all_sent and not running:
                     return
-                num_open = self._client.num_open
-                self._step()
-                if self._client.num_open == num_open:
+                own.step()
+                if own.num_ended == num_ended:
                     continue
+                num_ended = own.num_ended
                 for position, generation in list(running.items()):
                     if generation.ended:
                         del running[position]
                         yield position, _outputs(generation)
         finally:
-            for generation in running.values():
-                generation.close()
+            own.leave(list(running.values()))
 
     # Adapters
 
@@ -391,9 +389,9 @@ class LLM:
         message = LoadLoraAdapter(
             lora_path=found.folder, uid=found.uid, lora_name=asked.name, pinned=asked.pinned
         )
-        old = self._adapters.loaded(asked, found, self._ask(message))
+        old = self._adapters.loaded(asked, found, self._own.ask(message))
         if old:
-            self._ask(UnloadLoraAdapter(uid=old))
+            self._own.ask(UnloadLoraAdapter(uid=old))
 
     def unload_adapter(self, name: str) -> None:
         """Let a name stand for no adapter. Raises SettingsError if it stands for none."""
@@ -403,7 +401,7 @@ class LLM:
         except AdapterRefused as exc:
             raise SettingsError(str(exc)) from exc
         if uid:
-            self._ask(UnloadLoraAdapter(uid=uid))
+            self._own.ask(UnloadLoraAdapter(uid=uid))
 
     def _uid_of(self, adapter: str) -> str:
         require_text("adapter", adapter)
@@ -416,21 +414,6 @@ class LLM:
             return self._adapters.uid_of(adapter)
         except AdapterRefused as exc:
             raise InvalidParam("adapter", str(exc)) from exc
-
-    def _ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
-        """The engine's answer. Completions of others go on meanwhile."""
-        engine = self._engine
-        reply = engine.submit(message)
-        while not isinstance(reply, AdapterReply):
-            if reply is not None:
-                self._client.deliver(reply)
-            reply = None
-            for one in engine.step():
-                if isinstance(one, AdapterReply):
-                    reply = one
-                else:
-                    self._client.deliver(one)
-        return reply
 
     # Vectors and scores
 
@@ -494,14 +477,14 @@ class LLM:
                 f"{self.model.name} is used to {own}; this needs a model that can {task}"
             )
         require_switch("truncate", truncate)
-        max_len = self._client.engine.max_prompt_tokens if truncate else None
+        max_len = self._own.facts.max_prompt_tokens if truncate else None
         prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
         vectors: list[NDArray[np.float32]] = []
         for begin in range(0, len(prompts), self._window):
             window = prompts[begin : begin + self._window]
-            with self._client.submit(window, stream=False) as generation:
+            with self._own.submitted(window) as generation:
                 while not generation.ended:
-                    self._step()
+                    self._own.step()
                 for completion in generation.completions:
                     vectors.append(_vector(completion, len(vectors)))
         return vectors
@@ -523,49 +506,12 @@ class LLM:
         if self.model.num_token_types > 1 and any(types):
             pooling = msgspec.structs.replace(pooling, token_type_ids=bytes(types))
         return GenerateRequest(
-            rid=next(self._rids),
-            input_ids=pack_ids(ids, self._client.engine.vocab_size),
+            rid=f"llm-{next(self._numbers)}",
+            input_ids=pack_ids(ids, self._own.facts.vocab_size),
             sampling=SamplingParams(max_new_tokens=0),
             pooling=pooling,
             media=media,
         )
-
-    # The engine
-
-    def _step(self) -> None:
-        """Give the engine what waits for it, let it do one step, and take what comes out."""
-        engine = self._engine
-        client = self._client
-        with DelayedInterrupt():
-            while self._inbox:
-                reply = engine.submit(self._inbox.popleft())
-                if reply is not None:
-                    client.deliver(reply)
-            assert engine.has_work or not client.num_open, "the engine has forgotten a request"
-            for message in engine.step():
-                client.deliver(message)
-        if client.num_open and not self._inbox and engine.has_work:
-            # No step can do anything before: a grammar is being compiled, or a deadline is waited
-            # for.
-            wait_s = engine.wait_s
-            if wait_s > 0:
-                self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
-
-
-class ClosedEngine:
-    """What an LLM that was closed has for its engine: every use is refused."""
-
-    wait_s = 0.0
-
-    def submit(self, message: ToEngine) -> NoReturn:
-        raise SettingsError("LLM: it is closed")
-
-    def step(self) -> NoReturn:
-        raise SettingsError("LLM: it is closed")
-
-    @property
-    def has_work(self) -> bool:
-        raise SettingsError("LLM: it is closed")
 
 
 def _params_of_each(
@@ -590,12 +536,12 @@ def _params_of_each(
     return found
 
 
-def _submit(client: EngineClient, prompt: GenerateRequest | InvalidParam) -> Generation:
+def _submit(own: OwnEngine, prompt: GenerateRequest | InvalidParam) -> Generation:
     if isinstance(prompt, InvalidParam):
         raise prompt
     if not isinstance(prompt, GenerateRequest):
         raise wrong_value("an entry of prompts", prompt, "what LLM.prompt returns")
-    return client.submit([prompt], stream=False)
+    return own.submit([prompt])
 
 
 def _nothing() -> None:
@@ -614,34 +560,6 @@ def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | Non
         message = f"{prepared.model.name} is not served with pictures: {exc}"
         raise UnsupportedModel(message) from exc
     return MediaLoader(processor, ids, Fetcher(MEDIA_ACCESS), MEDIA_LIMITS)
-
-
-class DelayedInterrupt:
-    """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
-
-    Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not
-    reach other threads.
-    """
-
-    def __enter__(self) -> None:
-        self._arrived = False
-        self._is_main = threading.current_thread() is threading.main_thread()
-        if self._is_main:
-            self._before = signal.signal(signal.SIGINT, self._note)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._is_main:
-            signal.signal(signal.SIGINT, self._before)
-            if self._arrived and value is None:
-                raise KeyboardInterrupt
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self._arrived = True
 
 
 def _is_pair(one: Text | Pair) -> TypeGuard[Pair]:

@@ -390,7 +390,7 @@ GROUPS_OF_COMMANDS = (
     Group(
         "Commands of the terminal",
         "`weft COMMAND --help` says what a command takes.",
-        ("cli/", "bench/", "sim/", "batches/", "llm", "client/prompt_reader"),
+        ("cli/", "bench/", "sim/", "batches/", "llm", "own_engine", "client/prompt_reader"),
     ),
 )
 GROUPS_OF_REQUESTS = (
@@ -436,7 +436,7 @@ GROUPS_OF_REQUESTS = (
     Group(
         "Python: `weft.LLM`",
         "Raised in the program's own process. [Python](python.md) has the methods.",
-        ("llm",),
+        ("llm", "own_engine"),
     ),
     Group(
         "Fields of a request",

@@ -86,6 +86,13 @@ def test_it_changes_only_what_may_change_live(server) -> None:
     assert 2 < change["server_args"]["max_running_requests"] <= SETTINGS.max_running_requests
 
 
+def test_nothing_changes_where_most_requests_are_late_with_any_settings(server, capsys) -> None:
+    words = ["--url", server.url, "--trace", "a.journal", "--slo-ttft", "0.0125"]
+    assert command.tune([*words, "--apply"]) == 0
+    assert "no other setting that was tried brings more than" in capsys.readouterr().out
+    assert server.changes == []
+
+
 def test_without_a_journal_it_says_what_is_expected(server, monkeypatch) -> None:
     monkeypatch.setattr(command, "journal_in", lambda name: None)
     with pytest.raises(SettingsError, match="the server's journal is expected"):

@@ -166,11 +166,11 @@ def answered(
     # When half of them have ended, the others are aborted: nothing refers to the iterator any more.
     prompts = [llm.prompt(ask.text, ask.params, adapter=ask.adapter) for ask in asks]
     list(islice(llm.complete(prompts), len(asks) // 2))
-    audit(llm._engine.scheduler)  # type: ignore[attr-defined]
+    audit(llm._own.engine.scheduler)  # type: ignore[attr-defined]
     # What was said the first time is in the prefix cache the second time, or on disk.
     outputs += completed(llm, asks)
-    audit(llm._engine.scheduler)  # type: ignore[attr-defined]
-    return outputs, llm._engine.services.stats()  # type: ignore[attr-defined]
+    audit(llm._own.engine.scheduler)  # type: ignore[attr-defined]
+    return outputs, llm._own.engine.services.stats()  # type: ignore[attr-defined]
 
 
 def completed(llm: LLM, asks: list[Ask]) -> list[Any]:

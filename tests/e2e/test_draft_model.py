@@ -32,7 +32,7 @@ def answers(wishes: list[dict[str, Any]], **settings: Any) -> tuple[list[Any], S
             prompts.append(prompt)
             params.append(SamplingParams(max_new_tokens=20, **wish))
     outputs = [*llm.generate(prompts, params), *llm.generate(prompts[:6], params[:6])]
-    return outputs, llm._engine.services.stats()  # type: ignore[attr-defined]
+    return outputs, llm._own.engine.services.stats()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_guesses_are_drawn_as_the_request_draws() -> None:
     for wish in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3, "top_p": 0.95}):
         llm = LLM(**{**PAIR, "draft_model": "weft-nano"}, kv_tokens=2_048, speculative="draft")
         llm.generate(PROMPTS, SamplingParams(max_new_tokens=16, **wish))  # type: ignore[arg-type]
-        stats = llm._engine.services.stats()  # type: ignore[attr-defined]
+        stats = llm._own.engine.services.stats()  # type: ignore[attr-defined]
         assert stats.total_drafts_draft == stats.total_accepted_draft > 8
 
 

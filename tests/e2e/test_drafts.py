@@ -41,7 +41,7 @@ def answers(
     compile_first(llm, [wish["grammar"] for wish in wishes if "grammar" in wish])
     # What was said the first time is in the prefix cache the second time.
     outputs = [*llm.generate(prompts, params), *llm.generate(prompts, params)]
-    return outputs, llm._engine.services.stats()  # type: ignore[attr-defined]
+    return outputs, llm._own.engine.services.stats()  # type: ignore[attr-defined]
 
 
 def test_drafts_change_no_bit(eager: None) -> None:

@@ -42,7 +42,7 @@ def answered(folder: Path | None, **settings: Any) -> tuple[list[Any], Stats]:
         for _ in PROMPTS
     ]
     outputs = llm.generate(PROMPTS * 2, params)
-    return outputs, llm._engine.services.stats()  # type: ignore[attr-defined]
+    return outputs, llm._own.engine.services.stats()  # type: ignore[attr-defined]
 
 
 def test_random_requests_have_the_same_answers_with_a_head(head: Path) -> None:

@@ -43,7 +43,7 @@ def run(*, jump: bool) -> tuple[list[list[int]], int]:
         assert answer.finish_reason == "stop"
         assert re.fullmatch(PERSON, answer.text)
         assert list(json.loads(answer.text)) == NAMES
-    stats = llm._engine.services.stats()  # type: ignore[attr-defined]
+    stats = llm._own.engine.services.stats()  # type: ignore[attr-defined]
     assert (stats.total_forced_tokens > 0) is jump
     return [answer.token_ids for answer in answers], stats.total_steps
 

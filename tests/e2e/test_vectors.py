@@ -53,7 +53,7 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 def take_back_often(llm: LLM) -> None:
     """From now on requests that decode are taken back at every ninth step, as if memory were
     short."""
-    engine: Any = llm._engine
+    engine: Any = llm._own.engine
     step = engine.step
     count = itertools.count(1)
 
@@ -81,7 +81,7 @@ def greedy(max_new_tokens: int = 12, **more: Any) -> SamplingParams:
 
 
 def num_retractions(llm: LLM) -> int:
-    return int(llm._engine.scheduler.counters.num_retractions)  # type: ignore[attr-defined]
+    return int(llm._own.engine.scheduler.counters.num_retractions)  # type: ignore[attr-defined]
 
 
 def test_own_embedding_rows_as_input_give_the_tokens_of_the_ids(
@@ -91,7 +91,7 @@ def test_own_embedding_rows_as_input_give_the_tokens_of_the_ids(
     ids = [llm.tokenizer.encode(text) for text in TEXTS]
     alone = [llm.generate(one, greedy())[0].token_ids for one in ids]
     if llm.config.quantize == "int8":  # the rows that this model has
-        table = llm._engine.surroundings.runner.steps._model._model.embedding.matrix.get(0)  # type: ignore[attr-defined]
+        table = llm._own.engine.surroundings.runner.steps._model._model.embedding.matrix.get(0)  # type: ignore[attr-defined]
         vectors = [table[one].numpy() for one in ids]
     else:
         vectors = [rows(one) for one in ids]
@@ -109,7 +109,7 @@ def test_vectors_that_are_not_finite_end_their_own_request(llm: LLM, value: floa
     if llm.config.kernels == "torch" and value == 3.4e38:
         pytest.skip("in float32 torch's norm makes a row of zeros of it")
     [expected] = llm.generate([TEXTS[2]], greedy(12))
-    vectors = np.full((9, llm._client.engine.hidden_size), value, dtype=np.float32).tobytes()
+    vectors = np.full((9, llm._own.facts.hidden_size), value, dtype=np.float32).tobytes()
     poisoned = GenerateRequest(
         rid="poisoned", input_ids=bytes(4 * 9), sampling=greedy(12), vectors=vectors
     )

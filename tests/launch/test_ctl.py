@@ -303,7 +303,8 @@ def test_the_key_comes_from_the_option_or_the_environment(
     monkeypatch.setenv("WEFT_ADMIN_API_KEY", "admin")
     listener.ctl("audit")
     listener.ctl("audit", "--admin-key", "given")
-    assert listener.keys == [None, "Bearer user", "Bearer admin", "Bearer given"]
+    cli.main(["ps", "--json", "--url", listener.url, "--admin-key", "given"])
+    assert listener.keys == [None, "Bearer user", "Bearer admin", *2 * ["Bearer given"]]
 
 
 def test_a_refusal_of_the_server_ends_with_1_and_its_reason(

@@ -10,7 +10,7 @@ import pytest
 from tests.launch.tiny_model import write_safetensors, write_tiny_model
 from tests.models.many import make_checkpoint
 from tests.models.pooled import make_pooled
-from weft.assemble import prepare
+from weft.assemble import model_folder, prepare
 from weft.cli import doctor
 from weft.cli import main as cli
 from weft.config.engine import EngineConfig
@@ -64,6 +64,18 @@ def test_good_model_on_this_machine(capsys: pytest.CaptureFixture[str], model: P
         "fit",
     } <= found.keys()
     assert found["weights"][1].startswith("11 tensors")
+
+
+def test_that_the_default_model_is_missing_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_DEFAULT_MODEL", str(model))
+    monkeypatch.setattr(model_folder, "missing_default", lambda: "it is missing")
+    assert examine(capsys, "--port", "0")[0] == 0
+    assert caplog.text.count("it is missing") == 1
 
 
 def test_missing_folder_ends_the_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,7 +287,7 @@ def test_leaving_a_stream_early_aborts_it(llm: LLM) -> None:
     for _ in llm.stream([1, 2, 3], SamplingParams(max_new_tokens=200, ignore_eos=True)):
         break
     llm.generate([9], GREEDY)
-    assert not llm._engine.has_work
+    assert not llm._own.engine.has_work
 
 
 def test_interrupt_waits_for_the_end_of_the_step_and_leaves_the_engine_usable(folder: Path) -> None:
@@ -306,7 +306,7 @@ def test_interrupt_waits_for_the_end_of_the_step_and_leaves_the_engine_usable(fo
     assert signal.getsignal(signal.SIGINT) is before
     (output,) = llm.generate([4, 5], GREEDY)
     assert output.token_ids == expected([4, 5])
-    assert not llm._engine.has_work
+    assert not llm._own.engine.has_work
 
 
 def test_chat_goes_through_the_template(llm: LLM) -> None:
@@ -410,7 +410,7 @@ def test_threads_and_files_end_with_an_llm(folder: Path, tmp_path: Path, is_clos
 
 def test_the_memory_of_a_model_is_free_when_its_llm_is_closed(folder: Path, tmp_path: Path) -> None:
     llm = loaded(folder, tmp_path / "cache")
-    engine: Any = llm._engine
+    engine: Any = llm._own.engine
     runner = weakref.ref(engine.surroundings.runner)
     del engine
     llm.close()

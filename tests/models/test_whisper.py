@@ -92,7 +92,7 @@ def test_requests_that_memory_retracts_get_the_same_answers(spoken: SpeechModel)
         schedule_conservativeness=0.1,
     )
     found = [output.token_ids for output in tight.generate(requests, params)]
-    assert tight._engine.scheduler.stats().total_retractions
+    assert tight._own.engine.scheduler.stats().total_retractions
     assert found == wanted
 
 

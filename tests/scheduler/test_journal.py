@@ -151,7 +151,10 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"something else")
     with pytest.raises(JournalError, match="not a journal"):
         JournalReader(path)
-    with pytest.raises(JournalError, match="cannot read"):
+    with pytest.raises(JournalError, match=r"cannot read .*each load .* FOLDER/NAME/000001"):
+        JournalReader(tmp_path)
+    path.rename(tmp_path / "none.dp0")
+    with pytest.raises(JournalError, match=r"cannot read .*the first one .*/none\.dp0"):
         JournalReader(tmp_path / "none")
 
 

@@ -86,5 +86,5 @@ def test_a_head_learns_from_recorded_answers_and_guesses_in_an_engine(
         [lessons[0].tokens[: lessons[0].begin].tolist()],
         SamplingParams(max_new_tokens=30, temperature=0),
     )
-    counted = llm._engine.services.stats()  # type: ignore[union-attr]
+    counted = llm._own.engine.services.stats()  # type: ignore[union-attr]
     assert counted.total_accepted_eagle3 > counted.total_drafts_eagle3 / 3 > 0

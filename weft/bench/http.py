@@ -86,8 +86,7 @@ class HttpClient:
         finally:
             transport.close()
         if answer.status != 200:
-            refusal = answer.refusal.decode(errors="replace")
-            raise HttpError(f"{path} answers {answer.status}: {refusal}")
+            raise HttpError(f"{path} answers {answer.status}: {_message(answer.refusal)}")
 
     @property
     def _port(self) -> int:
@@ -202,3 +201,11 @@ def _headers(lines: list[bytes]) -> Headers:
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip()] = value.strip()
     return headers
+
+
+def _message(refusal: bytes) -> str:
+    """The message of an error, or its text if that has another form."""
+    try:
+        return str(json.loads(refusal)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return refusal.decode(errors="replace")

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
@@ -297,6 +298,7 @@ def model_checks(
     from weft.assemble.model_config import choose_model
     from weft.assemble.model_folder import model_folder
     from weft.assemble.prepare import load_tokenizer
+    from weft.weights.known import default_model
 
     config = with_kv_transfer_config(with_speculative_config(asked))
     try:
@@ -306,6 +308,8 @@ def model_checks(
         reason = exc
         yield "model", lambda: _raise(reason)
         return
+    if not asked.model:  # it has been said which one that is
+        asked = replace(asked, model=default_model())
     yield "model", lambda: f"{model.name} in {folder}"
     yield "config", lambda: _architecture(model)
     yield "code", lambda: _code(model)

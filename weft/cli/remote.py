@@ -122,7 +122,10 @@ def _models_now(server: RemoteServer) -> list[ServedModel]:
             if response.status == 503:
                 return []
             if response.status in (401, 403):
-                raise SettingsError(f"{address} refuses access: {error_of(response)}")
+                raise SettingsError(
+                    f"{address} refuses access: {error_of(response)}; --api-key KEY or "
+                    "WEFT_API_KEY gives one"
+                )
             if response.status != 200:
                 raise SettingsError(f"{address} lists no model: {error_of(response)}")
             models = json.load(response)["data"]

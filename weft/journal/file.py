@@ -131,7 +131,7 @@ class JournalReader:
         try:
             self._file = path.open("rb")
         except OSError as exc:
-            raise JournalError(f"cannot read {path}: {exc.strerror}") from exc
+            raise JournalError(f"cannot read {path}: {exc.strerror}{_elsewhere(path)}") from exc
         self._num_bytes = os.fstat(self._file.fileno()).st_size
         self._at = len(MAGIC)
         magic = self._file.read(len(MAGIC))
@@ -263,3 +263,13 @@ def _write(file: int, data: bytes | bytearray) -> None:
             view = view[written:]
     finally:
         view.release()
+
+
+def _elsewhere(path: Path) -> str:
+    """Where the journals are that a server with several models or engines has written."""
+    if path.is_dir():
+        return "; each load of several models has a file, FOLDER/NAME/000001"
+    first = Path(f"{path}.dp0")
+    if first.exists():
+        return f"; each engine has a file, the first one {first}"
+    return ""

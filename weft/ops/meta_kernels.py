@@ -26,6 +26,9 @@ WITHOUT_META = frozenset(
     )
 )
 COMPILERS = ("torch._dynamo", "torch._inductor")
+# A build of torch for CUDA asks at its import whether they are there. Parts of them follow where
+# they are imported.
+ASKED_FOR = frozenset(("triton", "cutlass", "tvm_ffi"))
 
 
 class Deferred(Loader):
@@ -40,7 +43,7 @@ class Deferred(Loader):
         """Called by Python for each module that is imported for the first time."""
         if name == NAME:
             return ModuleSpec(name, self)
-        if NAME in sys.modules and self._may_use_meta(name):
+        if NAME in sys.modules and name not in ASKED_FOR and self._may_use_meta(name):
             register()
         return None
 

@@ -70,9 +70,14 @@ async def invocations(context: ServerContext, request: Request) -> ASGIApp:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     for field, handler in _BY_FIELD.items():
-        if field in fields:
+        if _has(fields, field):
             return await handler(context, Request(request.scope, _again(body)))
     raise ApiError(400, "the body has neither messages nor prompt nor input", param="messages")
+
+
+def _has(fields: dict[str, msgspec.Raw], field: str) -> bool:
+    """Whether a body has a value of this name: null is none."""
+    return bytes(fields.get(field, msgspec.Raw(b"null"))) != b"null"
 
 
 def _again(body: bytes) -> Callable[[], Awaitable[Message]]:
@@ -94,7 +99,7 @@ def _deployed(handler: Handler) -> Handler:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             fields = None  # the handler tells what is wrong
-        if fields is not None and bytes(fields.get("model", msgspec.Raw(b"null"))) == b"null":
+        if fields is not None and not _has(fields, "model"):
             fields["model"] = msgspec.Raw(msgspec.json.encode(request.path_params["deployment"]))
             body = msgspec.json.encode(fields)
         return await handler(context, Request(request.scope, _again(body)))

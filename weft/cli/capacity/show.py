@@ -82,7 +82,7 @@ def _knee(found: CapacityAnswer) -> Iterator[str]:
     high = level(found.knee_range.high)
     if not found.knee:
         least = level(found.curve[0].point.level)
-        yield f"knee       none: not even {least} {found.unit} have {words}"
+        yield f"knee       none: at the lowest level, {least} {found.unit}, less than {words}"
     else:
         yield (
             f"knee       {level(found.knee)} {found.unit} ({low} to {high} as the machine's speed "

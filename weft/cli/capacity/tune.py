@@ -46,6 +46,9 @@ ABOUT = (
 )
 TIMEOUT_S = 60.0
 AT_THE_RECORDED_RATE = 1.0
+# Of the requests within the bounds: a change after which fewer are may serve these few by letting
+# all others wait.
+LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def tune(argv: Sequence[str]) -> int:
     check_served(found)
     for line in lines(found, machine):
         print(line)
-    changes = found.best.changes
+    changes = advised(found)
     if changes and options.apply:
         _asked(server, "POST", "/set_internal_state", {"server_args": dict(changes)})
         print("changed; requests continue. The settings of the start are in no file: note these")
@@ -119,6 +122,13 @@ def now_running(machine: MeasuredMachine, state: Mapping[str, AxisValue]) -> Mea
     return msgspec.structs.replace(machine, settings=settings)
 
 
+def advised(found: CapacityAnswer) -> Mapping[str, AxisValue]:
+    """What should change: nothing where most requests miss the bounds with any settings."""
+    if found.best.point.good_share < LEAST_SHARE:
+        return {}
+    return found.best.changes
+
+
 def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
     """What should change, and what that brings."""
     base = found.base.point
@@ -127,13 +137,17 @@ def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
     if not found.is_complete:
         found_lines.append("the time for the search (--search-s) ended before it was complete")
     at = f"{level(base.level)} {found.unit}"
-    if not best.changes:
+    changes = advised(found)
+    if not changes:
+        most = ""
+        if best.changes:
+            most = f" than {best.point.good_share:.0%}"
         return [
             *found_lines,
             f"nothing: at {at} {base.good_share:.0%} of requests are within the bounds, and no "
-            "other setting that was tried brings more",
+            f"other setting that was tried brings more{most}",
         ]
-    for name, value in best.changes.items():
+    for name, value in changes.items():
         before = getattr(machine.settings, name)
         found_lines.append(f"{name}: {plain_text(before)} -> {plain_text(value)}")
     found_lines.append(
@@ -151,6 +165,10 @@ def _asked(server: RemoteServer, method: str, path: str, body: JsonObject | None
         try:
             connection.request(method, server.path + path, content, server.headers)
             response = connection.getresponse()
+            if response.status == 401:
+                raise SettingsError(
+                    f"{error_of(response)}; --api-key KEY or WEFT_API_KEY gives one"
+                )
             if response.status != 200:
                 raise SettingsError(f"{path} answers {response.status}: {error_of(response)}")
             return json.load(response)

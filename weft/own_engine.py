@@ -1,0 +1,241 @@
+"""An engine in the process of its user, without an event loop: a thread that waits for an output
+steps the engine, and delivers what comes out to all who wait.
+
+    thread 1 ──▶ submit ─▶ step ──────────▶ step ─▶ its output
+    thread 2 ───────────▶ submit ─▶ step ─▶ step ──▶ step ─▶ its output
+
+One thread steps at a time, in the order in which they ask, so their requests share the steps.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from weft.client.client import EngineClient
+from weft.client.generation import Generation
+from weft.config.options import SettingsError
+from weft.messages.adapters import AdapterReply, LoadLoraAdapter, UnloadLoraAdapter
+from weft.messages.codec import ToEngine
+from weft.messages.requests import GenerateRequest
+from weft.messages.status import EngineReady
+from weft.messages.wakeup import WakeupPipe
+from weft.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from weft.engine.engine import Engine
+    from weft.journal.recorder import RecordedEngine
+
+LONGEST_WAIT_S = 1.0  # for the engine, so that Ctrl-C is noticed
+
+
+class OwnEngine:
+    """Whoever looks at what steps change, or changes it, owns `lock` meanwhile."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        engine: Engine | RecordedEngine,
+        ready: EngineReady,
+        wakeup: WakeupPipe,
+        end: Callable[[], object],
+    ) -> None:
+        """`end` ends the threads and processes of the engine."""
+        self.engine: Engine | RecordedEngine | ClosedEngine = engine
+        self.lock = FairLock(on_wait=wakeup.notify)
+        self.num_ended = 0  # completions that steps have ended so far
+        self._end = end
+        self._wakeup = wakeup
+        self._inbox: deque[ToEngine] = deque()
+        self.client = EngineClient(tokenizer, self._inbox.append)
+        self.client.deliver(ready)
+
+    @property
+    def facts(self) -> EngineReady:
+        """What the engine has said of itself."""
+        return self.client.engine
+
+    @property
+    def num_open(self) -> int:
+        """Completions that have not ended, of all threads."""
+        return self.client.num_open
+
+    def submit(self, requests: Sequence[GenerateRequest], *, stream: bool = False) -> Generation:
+        """Errors as for `EngineClient.submit`."""
+        with self.lock:
+            return self.client.submit(requests, stream=stream)
+
+    @contextmanager
+    def submitted(
+        self, requests: Sequence[GenerateRequest], *, stream: bool = False
+    ) -> Iterator[Generation]:
+        """A generation that is aborted at the end of the block, if it is open then."""
+        generation = self.submit(requests, stream=stream)
+        try:
+            yield generation
+        finally:
+            self.leave([generation])
+
+    def leave(self, generations: Sequence[Generation]) -> None:
+        """Abort what is open of them."""
+        with self.lock:
+            for generation in generations:
+                generation.close()
+
+    def step(self) -> None:
+        """Give the engine what waits for it, let it do one step, and deliver what comes out. With
+        nothing to do, wait for a moment."""
+        with self.lock:
+            engine = self.engine
+            client = self.client
+            num_open = client.num_open
+            try:
+                with DelayedInterrupt():
+                    while self._inbox:
+                        reply = engine.submit(self._inbox.popleft())
+                        if reply is not None:
+                            client.deliver(reply)
+                    has_work = engine.has_work
+                    assert has_work or not client.num_open, "the engine has forgotten a request"
+                    for message in engine.step():
+                        client.deliver(message)
+            finally:
+                # Other threads look for theirs, whatever has interrupted this one.
+                self.num_ended += num_open - client.num_open
+            if client.num_open and not self._inbox and engine.has_work:
+                # No step can do anything before: a grammar is being compiled, or a deadline is
+                # waited for.
+                wait_s = engine.wait_s
+                if wait_s > 0:
+                    self._wakeup.wait(min(wait_s, LONGEST_WAIT_S))
+
+    def ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
+        """The engine's answer. Completions of others go on meanwhile."""
+        with self.lock:
+            engine = self.engine
+            num_open = self.client.num_open
+            reply = engine.submit(message)
+            while not isinstance(reply, AdapterReply):
+                if reply is not None:
+                    self.client.deliver(reply)
+                reply = None
+                for one in engine.step():
+                    if isinstance(one, AdapterReply):
+                        reply = one
+                    else:
+                        self.client.deliver(one)
+            self.num_ended += num_open - self.client.num_open
+            return reply
+
+    def close(self) -> None:
+        """End the engine's threads and processes. Every later use raises SettingsError."""
+        with self.lock:
+            self.engine = ClosedEngine()
+            self._end()
+        # What the engine has warmed up with was taken from the collector's sight.
+        gc.unfreeze()
+        gc.collect()
+
+
+class ClosedEngine:
+    """What is there instead of an engine that was closed: every use is refused."""
+
+    wait_s = 0.0
+
+    def submit(self, message: ToEngine) -> NoReturn:
+        raise SettingsError("LLM: it is closed")
+
+    def step(self) -> NoReturn:
+        raise SettingsError("LLM: it is closed")
+
+    @property
+    def has_work(self) -> bool:
+        raise SettingsError("LLM: it is closed")
+
+
+class FairLock:
+    """A lock that threads get in the order in which they ask. Its owner may take it again."""
+
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        """`on_wait` is called when a thread begins to wait for it."""
+        self._on_wait = on_wait
+        self._guard = threading.Lock()  # of what follows, never for long
+        self._owner = 0  # id of a thread; 0: none
+        self._depth = 0  # how often the owner has taken it
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._guard:
+            if self._owner in (0, me):
+                self._owner = me
+                self._depth += 1
+                return
+            called = threading.Lock()
+            called.acquire()
+            entry = (me, called)
+            self._waiting.append(entry)
+        try:
+            self._on_wait()
+            called.acquire()
+        except BaseException:  # Ctrl-C
+            with self._guard:
+                is_owner = entry not in self._waiting
+                if not is_owner:
+                    self._waiting.remove(entry)
+            if is_owner:
+                self._release()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        with self._guard:
+            self._depth -= 1
+            if self._depth:
+                return
+            self._owner = 0
+            if self._waiting:
+                self._owner, called = self._waiting.popleft()
+                self._depth = 1
+                called.release()
+
+
+class DelayedInterrupt:
+    """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
+
+    Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not
+    reach other threads.
+    """
+
+    def __enter__(self) -> None:
+        self._arrived = False
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main:
+            self._before = signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_main:
+            signal.signal(signal.SIGINT, self._before)
+            if self._arrived and value is None:
+                raise KeyboardInterrupt
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._arrived = True
