@@ -189,12 +189,18 @@ def test_the_metrics_that_manifests_and_endpoint_pickers_read_are_there() -> Non
         assert f"\n{name}{{" in page
 
 
-def test_workflow_and_hooks_call_what_is_there() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+@pytest.mark.parametrize(
+    ("name", "tests"), [("ci", "scripts/test"), ("nightly", "scripts/test --all")]
+)
+def test_workflows_call_what_is_there(name: str, tests: str) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8"))
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    commands = [step["run"].split()[0] for step in steps if "run" in step]
-    assert "scripts/test" in commands
-    assert all((ROOT / command).exists() for command in commands)
+    commands = [step["run"] for step in steps if "run" in step]
+    assert tests in commands
+    assert all((ROOT / command.split()[0]).exists() for command in commands)
+
+
+def test_hooks_are_those_of_the_checks() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     assert {hook["id"] for hook in hooks["repos"][0]["hooks"]} >= {"ruff", "ruff-format", "mypy"}
 
