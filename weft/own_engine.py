@@ -4,7 +4,8 @@ steps the engine, and delivers what comes out to all who wait.
     thread 1 ──▶ submit ─▶ step ──────────▶ step ─▶ its output
     thread 2 ───────────▶ submit ─▶ step ─▶ step ──▶ step ─▶ its output
 
-One thread steps at a time, in the order in which they ask, so their requests share the steps.
+One thread steps at a time, and none twice while another one waits, so their requests share the
+steps.
 """
 
 from __future__ import annotations
@@ -160,38 +161,29 @@ class ClosedEngine:
 
 
 class FairLock:
-    """A lock that threads get in the order in which they ask. Its owner may take it again."""
+    """A lock that no thread keeps from others by taking it again and again. Its owner may take it
+    once more.
+
+    Who waits for it has the gate. So a thread that has released the lock, and wants it again, waits
+    for the gate until the other one has had the lock. The collector may close a stream of this
+    thread at any point in here, which takes the lock, too: only locks know their owner at each
+    point.
+    """
 
     def __init__(self, on_wait: Callable[[], None]) -> None:
-        """`on_wait` is called when a thread begins to wait for it."""
+        """`on_wait` is called when a thread begins to wait for the lock."""
         self._on_wait = on_wait
-        self._guard = threading.Lock()  # of what follows, never for long
-        self._owner = 0  # id of a thread; 0: none
-        self._depth = 0  # how often the owner has taken it
-        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._gate = threading.RLock()
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        with self._guard:
-            if self._owner in (0, me):
-                self._owner = me
-                self._depth += 1
-                return
-            called = threading.Lock()
-            called.acquire()
-            entry = (me, called)
-            self._waiting.append(entry)
-        try:
-            self._on_wait()
-            called.acquire()
-        except BaseException:  # Ctrl-C
-            with self._guard:
-                is_owner = entry not in self._waiting
-                if not is_owner:
-                    self._waiting.remove(entry)
-            if is_owner:
-                self._release()
-            raise
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # Condition asks for it, too
+            self._lock.acquire()
+            return
+        with self._gate:
+            if not self._lock.acquire(blocking=False):
+                self._on_wait()
+                self._lock.acquire()
 
     def __exit__(
         self,
@@ -199,18 +191,7 @@ class FairLock:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        with self._guard:
-            self._depth -= 1
-            if self._depth:
-                return
-            self._owner = 0
-            if self._waiting:
-                self._owner, called = self._waiting.popleft()
-                self._depth = 1
-                called.release()
+        self._lock.release()
 
 
 class DelayedInterrupt:

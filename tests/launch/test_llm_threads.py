@@ -83,41 +83,47 @@ def test_an_llm_that_is_closed_ends_what_other_threads_wait_for(llm: LLM) -> Non
         list(open_stream)
 
 
-def test_a_lock_goes_to_who_asked_first() -> None:
-    begun = threading.Semaphore(0)
-    lock = FairLock(on_wait=begun.release)
-    order: list[int] = []
+def test_a_thread_that_takes_the_lock_again_waits_for_one_that_waits() -> None:
+    order: list[str] = []
+    waits = threading.Event()
+    lock = FairLock(on_wait=waits.set)
 
-    def take(number: int) -> None:
-        with lock, lock:
-            order.append(number)
+    def take() -> None:
+        with lock:
+            order.append("other")
 
-    threads = [threading.Thread(target=take, args=(number,)) for number in range(5)]
+    other = threading.Thread(target=take)
+    with lock, lock:
+        other.start()
+        waits.wait(HANG_S)
     with lock:
-        for thread in threads:
-            thread.start()
-            begun.acquire()
-    for thread in threads:
-        thread.join()
-    assert order == list(range(5))
+        order.append("first again")
+    other.join()
+    assert order == ["other", "first again"]
+
+
+class Interrupt:
+    """A signal that raises an error in the main thread, as Ctrl-C does, once."""
+
+    def __init__(self) -> None:
+        self.has_raised = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        if not self.has_raised.is_set():
+            self.has_raised.set()
+            raise KeyboardInterrupt
 
 
 @pytest.fixture
-def raising() -> Iterator[None]:
-    """A signal that raises an error in the main thread, as Ctrl-C does."""
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, fail)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+def interrupt() -> Iterator[Interrupt]:
+    found = Interrupt()
+    before = signal.signal(signal.SIGUSR2, found)
+    yield found
+    signal.signal(signal.SIGUSR2, before)
 
 
-@pytest.mark.usefixtures("raising")
-def test_who_is_interrupted_while_it_waits_leaves_the_others_in_order() -> None:
+def test_who_is_interrupted_while_it_waits_keeps_nobody_out(interrupt: Interrupt) -> None:
     waits = threading.Event()
-    may_end = threading.Event()
     is_taken = threading.Event()
     lock = FairLock(on_wait=waits.set)
 
@@ -125,15 +131,15 @@ def test_who_is_interrupted_while_it_waits_leaves_the_others_in_order() -> None:
         with lock:
             is_taken.set()
             waits.wait(HANG_S)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            may_end.wait(HANG_S)
+            # A signal that comes just before the system begins to wait does not end the wait.
+            while not interrupt.has_raised.wait(0.01):
+                os.kill(os.getpid(), signal.SIGUSR2)
 
     holder = threading.Thread(target=hold)
     holder.start()
     is_taken.wait(HANG_S)
     with pytest.raises(KeyboardInterrupt), lock:
         pass
-    may_end.set()
     holder.join()
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lock.__enter__).result(HANG_S) is None
