@@ -424,8 +424,8 @@ class LLM:
         makes vectors (`task="embed"`).
 
         `dimensions`: output dimensions to keep (Matryoshka); 0 keeps all. An input that is too long
-        is refused, or cut if `truncate`. Raises InvalidParam, naming the input, and SettingsError
-        if the model does not do this.
+        is refused, or cut if `truncate`. Raises InvalidParam for the first wrong input, and
+        SettingsError if the model does not do this.
         """
         if type(dimensions) is not int or dimensions:
             check_number("dimensions", "dimensions", dimensions)

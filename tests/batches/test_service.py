@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from weft.batches.files import BatchRefused, StoredFiles
+from weft.batches.files import BatchRefused, FileNotStored, StoredFiles
 from weft.batches.forms.openai import OPENAI
 from weft.batches.forms.protocol import RouteAnswer
 from weft.batches.line_file import LineFile
@@ -199,6 +199,23 @@ def test_batches_share_the_lines_that_are_open() -> None:
         for batch in batches:
             await ended(batch)
             assert batch.num_completed == WINDOW
+        close(service)
+
+    asyncio.run(run())
+
+
+def test_a_folder_that_is_moved_away_is_not_made_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = service_of(tmp_path, Route())
+        file = await service.files.store(BytesIO(line(0).encode()), "alice", "in", "batch")
+        folder = tmp_path / "files"
+        folder.rename(tmp_path / "away")
+        with pytest.raises(FileNotStored):
+            await service.files.store(BytesIO(b"x"), "alice", "in", "batch")
+        with pytest.raises(BatchRefused, match="not on the disk"):
+            service.files.content_of(file)
+        (tmp_path / "away").rename(folder)
+        assert service.files.content_of(file).read_bytes() == line(0).encode()
         close(service)
 
     asyncio.run(run())

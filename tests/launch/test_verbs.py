@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,12 +16,15 @@ import pytest
 from tests.launch.oracle_llm import oracle_llm
 from tests.launch.server_process import ServerProcess
 from tests.launch.tiny_model import write_tiny_model
+from weft.cli import generate
 from weft.cli import main as cli
 from weft.cli.chat import LocalChatBackend, TerminalChat
 from weft.cli.chat_backend import ChatError
 from weft.cli.remote import RemoteChatBackend
+from weft.client.aux_outputs import PromptToken
 from weft.config.options import SettingsError
 from weft.llm import LLM
+from weft.messages.replies import TokenLogprobs
 from weft.messages.sampling import SamplingParams
 
 
@@ -156,6 +160,28 @@ def test_the_file_of_prompts_is_never_the_file_of_results(
     assert cli.main(words) == 2
     assert both.read_text() == '{"prompt": "x"}'
     assert "the same file" in capsys.readouterr().err
+
+
+def test_a_line_may_name_tokens_by_texts(
+    llm: LLM, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "x", "max_tokens": 1, "logit_bias": {"7": 100}}')
+    assert cli.main(["generate", "--input", str(source)]) == 0
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
+
+
+def test_a_line_has_the_numbers_that_it_asks_for(llm: LLM) -> None:
+    (output,) = llm.generate("x", SamplingParams(max_new_tokens=1, temperature=0))
+    asked = replace(
+        output,
+        token_ids=[7],
+        logprobs=[TokenLogprobs(id=0, logprob=-1.0, top_ids=[9], top_logprobs=[-0.5])],
+        prompt_logprobs=[PromptToken(token=5)],
+    )
+    line = generate._line(0, None, asked)
+    assert line["logprobs"] == [{"token": 7, "logprob": -1.0, "top": [(9, -0.5)], "of_ids": []}]
+    assert [one["token"] for one in line["prompt_logprobs"]] == [5]
 
 
 @pytest.mark.parametrize(

@@ -49,19 +49,30 @@ class StoredFiles:
         self._state = state
         self._clock = clock
         self._own_folder: Path | None = None  # that ends with this object
-        self._folder = state.folder / FOLDER if state is not None else None
+        self._folder: Path | None = None
         self.by_id: dict[str, StoredFile] = {}
         self._num_of: Counter[str] = Counter()  # files of each owner
         if state is not None:
+            self._folder = state.folder / FOLDER
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             self._restore(state)
 
     def path_of(self, id: str) -> Path:
-        """Where the content of a file is."""
+        """Where the content of a file is. A folder for state that is removed meanwhile is not made
+        again: it would be in the way of whoever puts the old one back."""
         if self._folder is None:
             self._own_folder = Path(tempfile.mkdtemp(prefix="weft-files-"))
             self._folder = self._own_folder
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._own_folder is not None:
+            self._own_folder.mkdir(mode=0o700, exist_ok=True)
         return self._folder / id
+
+    def content_of(self, file: StoredFile) -> Path:
+        """Raises BatchRefused for a file whose content is not on the disk any more."""
+        path = self.path_of(file.id)
+        if not path.is_file():
+            raise BatchRefused(f"the content of {file.id} is not on the disk any more")
+        return path
 
     def require_room(self, owner: str) -> None:
         """Before a file is received. Raises BatchRefused."""

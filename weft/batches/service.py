@@ -125,7 +125,7 @@ class BatchService:
                 limit="max_open_batches",
             )
         num_lines = await asyncio.to_thread(
-            _num_lines, self.files.path_of(file.id), self._longest_line
+            _num_lines, self.files.content_of(file), self._longest_line
         )
         longest = self._limits.max_batch_lines
         if not num_lines:
@@ -180,7 +180,10 @@ class BatchService:
         """The output of a batch that has ended; None if it has none."""
         if batch.output_file is None or batch.output_file not in self.files.by_id:
             return None
-        return self.files.path_of(batch.output_file)
+        path = self.files.path_of(batch.output_file)
+        if not path.is_file():
+            return None
+        return path
 
     def put_again(self) -> None:
         """Write all records once more, because the disk has lost them."""

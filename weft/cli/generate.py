@@ -11,8 +11,9 @@ command line. Each line gives one output line
 
     {"id": "a1", "index": 0, "text": "...", "finish_reason": "stop", "prompt_tokens": 3, ...}
 
-in the order in which completions end; "index" is the index of the input line. A line that cannot be
-run gives an output line with "error", which with --output is in FILE.errors.
+in the order in which completions end; "index" is the index of the input line. Log probabilities and
+hidden states are there if the line asks for them. A line that cannot be run gives an output line
+with "error", which with --output is in FILE.errors.
 
 A file of completions is never emptied by accident: it is opened only when the model is ready. With
 --input the same command goes on where an earlier run was stopped (`batches/file_run.py`); with
@@ -366,7 +367,7 @@ def _converted(value: Any, type: Any, within: str = "") -> Any:
     from weft.messages.wrong_field import converted_field
 
     try:
-        return msgspec.convert(value, type)
+        return msgspec.convert(value, type, str_keys=True)  # token ids as keys are texts in JSON
     except msgspec.ValidationError as exc:
         raise ValueError(converted_field(exc, value, type, within).text) from exc
 
@@ -391,4 +392,18 @@ def _line(index: int, id: Any, output: Output) -> JsonObject:
     }
     if output.error:
         line["error"] = output.error
+    if output.logprobs:
+        line["logprobs"] = [
+            {
+                "token": token,
+                "logprob": one.logprob,
+                "top": list(zip(one.top_ids, one.top_logprobs, strict=True)),
+                "of_ids": one.id_logprobs,
+            }
+            for token, one in zip(output.token_ids, output.logprobs, strict=False)
+        ]
+    if output.prompt_logprobs:
+        line["prompt_logprobs"] = [one._asdict() for one in output.prompt_logprobs]
+    if output.hidden_states is not None:
+        line["hidden_states"] = output.hidden_states.tolist()
     return line

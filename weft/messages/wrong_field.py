@@ -58,9 +58,12 @@ def wrong_field(
     """
     message = str(error)
     path = ""
+    bounded = ""  # the path whose number has bounds: those of values are not those of keys
     found_path = _PATH.search(message)
     if found_path is not None:
         path = found_path["path"]
+        if not found_path["key"]:
+            bounded = path
         message = message[: found_path.start()]
     missing = _MISSING.match(message)
     if missing is not None:
@@ -71,7 +74,7 @@ def wrong_field(
     allowed = ""
     if expected is not None:
         got = expected["got"]
-        allowed = _allowed(path, expected["kinds"], expected["more"])
+        allowed = _allowed(bounded, expected["kinds"], expected["more"])
     if type is not None and (expected is None or expected["kinds"] == "str"):
         words = _words(type, path)
         if words:

@@ -108,7 +108,7 @@ async def retrieve(context: ServerContext, request: Request) -> ASGIApp:
 
 async def content(context: ServerContext, request: Request) -> ASGIApp:
     file = found_file(context, request, request.path_params["id"])
-    path = context.batches.files.path_of(file.id)
+    path = context.batches.files.content_of(file)
     return FileResponse(path, media_type="application/octet-stream")
 
 
