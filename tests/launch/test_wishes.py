@@ -377,7 +377,7 @@ def test_an_installed_package_brings_processors_by_its_entry_points(
 
 def test_requests_that_go_back_to_the_queue_lose_nothing(make: Make) -> None:
     small = make(**SETTINGS[-1])
-    before = small._engine.services.stats().total_retractions  # type: ignore[attr-defined]
+    before = small._own.engine.services.stats().total_retractions  # type: ignore[attr-defined]
     spelled = Processor("Spells", {"tokens": list(tokens_of(small, "<think>"))})
     alike(
         make,
@@ -388,7 +388,7 @@ def test_requests_that_go_back_to_the_queue_lose_nothing(make: Make) -> None:
             bad_words=("a", "bc", "def"),
         ),
     )
-    assert small._engine.services.stats().total_retractions > before  # type: ignore[attr-defined]
+    assert small._own.engine.services.stats().total_retractions > before  # type: ignore[attr-defined]
 
 
 def test_the_example_of_the_page_does_what_it_says(make: Make, tmp_path: Path) -> None:
