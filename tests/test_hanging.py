@@ -37,7 +37,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.timeout(0.3)
+short = pytest.mark.timeout(0.3)
 
 @pytest.fixture
 def slow_setup():
@@ -48,12 +48,15 @@ def slow_teardown():
     yield
     time.sleep(240)
 
+@short
 def test_hangs_before(slow_setup):
     pass
 
+@short
 def test_hangs():
     time.sleep(240)
 
+@short
 def test_hangs_after(slow_teardown):
     pass
 
