@@ -95,20 +95,14 @@ class OwnEngine:
         with self.lock:
             engine = self.engine
             client = self.client
-            num_open = client.num_open
-            try:
-                with DelayedInterrupt():
-                    while self._inbox:
-                        reply = engine.submit(self._inbox.popleft())
-                        if reply is not None:
-                            client.deliver(reply)
-                    has_work = engine.has_work
-                    assert has_work or not client.num_open, "the engine has forgotten a request"
-                    for message in engine.step():
-                        client.deliver(message)
-            finally:
-                # Other threads look for theirs, whatever has interrupted this one.
-                self.num_ended += num_open - client.num_open
+            with self._counted_ends(), DelayedInterrupt():
+                while self._inbox:
+                    reply = engine.submit(self._inbox.popleft())
+                    if reply is not None:
+                        client.deliver(reply)
+                assert engine.has_work or not client.num_open, "the engine has forgotten a request"
+                for message in engine.step():
+                    client.deliver(message)
             if client.num_open and not self._inbox and engine.has_work:
                 # No step can do anything before: a grammar is being compiled, or a deadline is
                 # waited for.
@@ -118,9 +112,8 @@ class OwnEngine:
 
     def ask(self, message: LoadLoraAdapter | UnloadLoraAdapter) -> AdapterReply:
         """The engine's answer. Completions of others go on meanwhile."""
-        with self.lock:
+        with self.lock, self._counted_ends():
             engine = self.engine
-            num_open = self.client.num_open
             reply = engine.submit(message)
             while not isinstance(reply, AdapterReply):
                 if reply is not None:
@@ -131,8 +124,16 @@ class OwnEngine:
                         reply = one
                     else:
                         self.client.deliver(one)
-            self.num_ended += num_open - self.client.num_open
             return reply
+
+    @contextmanager
+    def _counted_ends(self) -> Iterator[None]:
+        """Other threads look for theirs, whatever interrupts this one."""
+        num_open = self.client.num_open
+        try:
+            yield
+        finally:
+            self.num_ended += num_open - self.client.num_open
 
     def close(self) -> None:
         """End the engine's threads and processes. Every later use raises SettingsError."""

@@ -28,16 +28,6 @@ from weft.plan.step import Plan
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def llm(folder: Path) -> LLM:
-    return oracle_llm(folder)[0]
-
-
 def expected(ids: list[int], max_new: int = 12) -> list[int]:
     return expected_output(ids, max_new, VOCAB, {EOS})
 

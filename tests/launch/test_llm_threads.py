@@ -13,7 +13,6 @@ import pytest
 
 from tests.e2e.server import HANG_S
 from tests.launch.oracle_llm import EOS, VOCAB, oracle_llm
-from tests.launch.tiny_model import write_tiny_model
 from tests.scheduler.oracle_runner import expected_output
 from weft import LLM, SamplingParams
 from weft.config.options import SettingsError
@@ -21,16 +20,6 @@ from weft.own_engine import FairLock
 
 LONG = SamplingParams(max_new_tokens=40, temperature=0.0)
 NUM_THREADS = 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def llm(folder: Path) -> LLM:
-    return oracle_llm(folder)[0]
 
 
 def expected(ids: list[int]) -> list[int]:
