@@ -288,7 +288,7 @@ def test_in_a_pause_nobody_is_refused_or_told_a_time() -> None:
 
 
 @pytest.mark.parametrize("ramp_s", [0.0, 1.0])
-def test_behind_a_blocked_input_requests_are_judged_when_they_are_let_pass(ramp_s: float) -> None:
+def test_blocked_requests_are_judged_when_they_are_let_pass(ramp_s: float) -> None:
     world = timed_engine(max_running_requests=1)
     world.tell(BlockInput(call=1))
     late = world.send([7] * 5, max_new_tokens=2, ttft_ms=1_000)

@@ -81,7 +81,7 @@ class DeadlineService(Service):
         self._core.hooks.attach(self)
 
     def wake_at(self) -> float:
-        # In a pause nobody knows when requests can begin, nor behind a blocked input.
+        # In a pause nobody knows when requests can begin, nor while they are blocked.
         newcomers = self._feature.newcomers
         if not newcomers or self._core.hooks.holds_steps or self._is_blocked(newcomers[0]):
             return math.inf
@@ -112,7 +112,7 @@ class DeadlineService(Service):
 
     def _take_newcomers(self) -> list[Request]:
         """Those that are still there, up to the first blocked one: they are in order of arrival, so
-        those behind it are blocked, too."""
+        all later ones are blocked, too."""
         newcomers = self._feature.newcomers
         num_taken = 0
         while num_taken < len(newcomers) and not self._is_blocked(newcomers[num_taken]):
