@@ -156,7 +156,7 @@ def test_unreachable_server_is_an_error() -> None:
 
 @pytest.mark.parametrize("models", [b"<html>", b'{"data": []}', b'["m"]'])
 def test_a_server_of_another_kind_is_an_error(models: bytes) -> None:
-    with pytest.raises(HttpError, match="answers no JSON|lists no model"):
+    with pytest.raises(HttpError, match=r"answers no JSON|lists no model"):
         measure(Fake(models=models), LOAD)
 
 
