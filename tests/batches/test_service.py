@@ -224,9 +224,9 @@ def test_a_folder_that_is_moved_away_is_not_made_again(tmp_path: Path) -> None:
 def test_a_batch_that_ends_while_its_folder_is_away_has_its_results_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.batches.service.AWAY_S", 0.005)
+    monkeypatch.setattr("weft.batches.results.AWAY_S", 0.005)
     waits: list[str] = []
-    monkeypatch.setattr("weft.batches.service.log.seldom", lambda event, **_: waits.append(event))
+    monkeypatch.setattr("weft.batches.results.log.seldom", lambda event, **_: waits.append(event))
 
     async def run() -> None:
         route = Route()

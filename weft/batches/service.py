@@ -32,7 +32,6 @@ from weft.state.store import StateStore
 BATCH = "batch"  # kind of the records
 LINE_LEN = 10_000  # bytes of a line beside those of its request
 EXPIRY_S = 1.0  # between two looks at what expires
-AWAY_S = 1.0  # between two looks for a folder that was moved away
 FORMS: dict[str, Form] = {form.name: form for form in (OPENAI, ANTHROPIC)}
 
 log = EventLog("batches")
@@ -203,7 +202,7 @@ class BatchService:
 
     async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
-        await self._until_back(batch)
+        await results.until_back(self._state, batch)
         form = FORMS[batch.form]
         growing = results.growing(self.files, batch, form)
         source = self.files.path_of(batch.input_file)
@@ -225,16 +224,16 @@ class BatchService:
             elif batch.status == "validating":
                 self._enter(batch, "in_progress")
             await runner.run()
-            await self._until_back(batch)
+            await results.until_back(self._state, batch)
             self._finish(batch)
         except asyncio.CancelledError:
             raise
         except Exception as exc:  # whatever it is: the batch ends with it, and no other
             log.error("batch_failed", batch=batch.id, reason=exc)
-            await self._until_back(batch)
-            reason = exc
+            await results.until_back(self._state, batch)
+            reason = str(exc)
             if isinstance(exc, OSError):
-                reason = exc.strerror  # without the path
+                reason = exc.strerror or "a disk error"  # without the path
             self._fail(batch, f"the batch could not be processed: {reason}")
         finally:
             self._runners.pop(batch.id, None)
@@ -251,15 +250,6 @@ class BatchService:
         except OSError as exc:
             log.error("results_lost", batch=batch.id, reason=exc)
         self._enter(batch, "failed")
-
-    async def _until_back(self, batch: BatchRecord) -> None:
-        """Wait while the folder for state is moved away: the results are in it."""
-        while self._state is not None:
-            gone = self._state.why_gone()
-            if not gone:
-                return
-            log.seldom("results_wait", batch=batch.id, reason=gone)
-            await asyncio.sleep(AWAY_S)
 
     def _finish(self, batch: BatchRecord) -> None:
         """All lines have their results: make files of them."""
