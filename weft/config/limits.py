@@ -24,7 +24,6 @@ from weft.config.numbers import (
 )
 from weft.config.options import option
 
-
 MAX_URL_BYTES = 65_535  # what httptools reads
 
 
