@@ -46,7 +46,7 @@ from weft.client.checked_params import PARAMS, with_tuples
 from weft.client.generation import Completion, Delta, Generation
 from weft.client.prompt import pack_input_embeds, placeholder_ids, with_reasoning_marks
 from weft.client.prompt_reader import PromptReader, WithMedia
-from weft.client.requests import pack_ids
+from weft.client.requests import checked, pack_ids
 from weft.config.adapters import LoraPath, parse_lora_paths
 from weft.config.engine import EngineConfig
 from weft.config.media_options import MOST_PER_PROMPT, PER_PROMPT
@@ -234,10 +234,11 @@ class LLM:
         texts = as_prompts("prompts", prompts)
         require_switch("progress", progress)
         all_params = _params_of_each(params, self.default_params, len(texts))
-        asked = (
-            self.prompt(text, own, adapter=adapter)
-            for text, own in zip(texts, all_params, strict=True)
-        )
+
+        def nth(index: int) -> GenerateRequest:
+            return self.prompt(texts[index], all_params[index], adapter=adapter)
+
+        asked = self._named("prompts", len(texts), nth)
         by_position: list[list[Output]] = [[]] * len(texts)
         bar = Progress(len(texts), shown=progress)
         for position, completions in self.complete(asked):
@@ -424,8 +425,8 @@ class LLM:
         makes vectors (`task="embed"`).
 
         `dimensions`: output dimensions to keep (Matryoshka); 0 keeps all. An input that is too long
-        is refused, or cut if `truncate`. Raises InvalidParam for the first wrong input, and
-        SettingsError if the model does not do this.
+        is refused, or cut if `truncate`. Raises InvalidParam, naming the input, and SettingsError
+        if the model does not do this.
         """
         if type(dimensions) is not int or dimensions:
             check_number("dimensions", "dimensions", dimensions)
@@ -434,7 +435,7 @@ class LLM:
             message = "this model makes a vector for each token, which weft serve gives"
             raise InvalidParam("inputs", message)
         pooling = PoolingParams(dimensions=dimensions)
-        return self._pool("embed", as_prompts("inputs", inputs), pooling, truncate)
+        return self._pool("embed", "inputs", as_prompts("inputs", inputs), pooling, truncate)
 
     def classify(
         self, inputs: Text | Sequence[Text], *, truncate: bool = False
@@ -448,7 +449,7 @@ class LLM:
             labels = self.model.pooling.labels
         found = []
         prompts = as_prompts("inputs", inputs)
-        for scores in self._pool("classify", prompts, PoolingParams(), truncate):
+        for scores in self._pool("classify", "inputs", prompts, PoolingParams(), truncate):
             by_label = dict(zip(labels, scores.tolist(), strict=True))
             found.append(by_label)
         return found
@@ -463,14 +464,19 @@ class LLM:
         for index, document in enumerate(as_items("documents", documents, "a list of texts")):
             require_text(f"documents[{index}]", document)
             pairs.append((query, document))
-        all_scores = self._pool("classify", pairs, PoolingParams(), truncate)
+        all_scores = self._pool("classify", "documents", pairs, PoolingParams(), truncate)
         return [float(scores[0]) for scores in all_scores]
 
     def _pool(
-        self, task: str, inputs: Sequence[Text | Pair], pooling: PoolingParams, truncate: bool
+        self,
+        task: str,
+        name: str,
+        inputs: Sequence[Text | Pair],
+        pooling: PoolingParams,
+        truncate: bool,
     ) -> list[NDArray[np.float32]]:
-        """The vector or the scores of each input. The engine's queue gets as many inputs as it
-        holds."""
+        """The vector or the scores of each input; `name`: what the user calls them. The engine's
+        queue gets as many inputs as it holds."""
         own = "generate" if self.model.pooling is None else self.model.pooling.task
         if own != task:
             raise SettingsError(
@@ -478,7 +484,11 @@ class LLM:
             )
         require_switch("truncate", truncate)
         max_len = self._own.facts.max_prompt_tokens if truncate else None
-        prompts = [self._pooled_prompt(one, pooling, max_len) for one in inputs]
+
+        def nth(index: int) -> GenerateRequest:
+            return self._pooled_prompt(inputs[index], pooling, max_len)
+
+        prompts = list(self._named(name, len(inputs), nth))
         vectors: list[NDArray[np.float32]] = []
         for begin in range(0, len(prompts), self._window):
             window = prompts[begin : begin + self._window]
@@ -486,8 +496,22 @@ class LLM:
                 while not generation.ended:
                     self._own.step()
                 for completion in generation.completions:
-                    vectors.append(_vector(completion, len(vectors)))
+                    vectors.append(_vector(completion, f"{name}[{len(vectors)}]"))
         return vectors
+
+    def _named(
+        self, name: str, num: int, nth: Callable[[int], GenerateRequest]
+    ) -> Iterator[GenerateRequest]:
+        """The requests of `num` inputs. The InvalidParam of one of several names it."""
+        for index in range(num):
+            try:
+                request = nth(index)
+                checked(request, self._own.facts, self.tokenizer, clamps=False)
+            except InvalidParam as exc:
+                if num == 1:
+                    raise
+                raise InvalidParam(exc.param, f"{name}[{index}]: {exc}") from exc
+            yield request
 
     def _pooled_prompt(
         self, one: Text | Pair, pooling: PoolingParams, max_len: int | None
@@ -563,14 +587,14 @@ def _media_loader(prepared: Prepared, tokenizer: Tokenizer) -> MediaLoader | Non
 
 
 def _is_pair(one: Text | Pair) -> TypeGuard[Pair]:
-    return isinstance(one, tuple) and bool(one) and isinstance(one[0], str)
+    return isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
 
 
-def _vector(completion: Completion, index: int) -> NDArray[np.float32]:
-    """The vector [size] of input number `index`. Raises InvalidParam if it was refused."""
+def _vector(completion: Completion, name: str) -> NDArray[np.float32]:
+    """The vector [size] of the input `name`. Raises InvalidParam if it was refused."""
     assert completion.end is not None
     if completion.end.failed:
-        raise InvalidParam("inputs", f"inputs[{index}]: {completion.end.message}")
+        raise InvalidParam("inputs", f"{name}: {completion.end.message}")
     [vector] = [extra.vector for extra in completion.aux_outputs if isinstance(extra, PooledPiece)]
     return np.frombuffer(vector, dtype=np.float32)
 

@@ -12,12 +12,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.server.fake import HANG_S, RunningServer, running
 from weft.batches.line_file import LineFile
+from weft.cli.batch import Asking, BatchOptions
 from weft.cli.main import main
+from weft.cli.remote import RemoteServer
 
 NUM_LINES = 60
 RUN = "import sys; from weft.cli.main import main; main(sys.argv[1:])"
@@ -155,6 +159,16 @@ def test_what_cannot_be_run_is_one_line(
 ) -> None:
     assert main(["batch", *words]) == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", [b"[]", b"[" * 100_000])
+def test_an_answer_that_is_no_object_fails_its_line(body: bytes) -> None:
+    response = SimpleNamespace(status=200, read=lambda: body)
+    connection: Any = SimpleNamespace(
+        request=lambda *_: None, getresponse=lambda: response, close=lambda: None
+    )
+    asking = Asking(BatchOptions(), RemoteServer("127.0.0.1:1"), "m")
+    assert asking._once(connection, "/v1/completions", b"{}").status == 502
 
 
 def test_two_runs_never_write_to_one_file(

@@ -221,6 +221,32 @@ def test_a_folder_that_is_moved_away_is_not_made_again(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_batch_that_ends_while_its_folder_is_away_has_its_results_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.batches.results.AWAY_S", 0.005)
+    waits: list[str] = []
+    monkeypatch.setattr("weft.batches.results.log.seldom", lambda event, **_: waits.append(event))
+
+    async def run() -> None:
+        route = Route()
+        route.gate.clear()
+        folder = tmp_path / "state"
+        service = service_of(folder, route)
+        batch = await begun(service, [line(0), line(1)])
+        await until(lambda: sum(route.asked.values()) == 2)
+        folder.rename(tmp_path / "away")
+        route.gate.set()
+        await until(lambda: "results_wait" in waits)
+        assert batch.is_open
+        (tmp_path / "away").rename(folder)
+        await ended(batch)
+        assert (batch.status, len(results(service, batch.output_file))) == ("completed", 2)
+        close(service)
+
+    asyncio.run(run())
+
+
 def test_a_batch_that_cannot_go_on_keeps_what_was_answered(tmp_path: Path) -> None:
     async def run() -> None:
         route = Route()

@@ -26,6 +26,7 @@ class Fake:
         status: int = 200,
         breaks_off: bool = False,
         is_chunked: bool = True,
+        models: bytes = b'{"data": [{"id": "some-model"}]}',
         last: bytes = b"",
         waits_for: int = 0,
     ) -> None:
@@ -34,6 +35,7 @@ class Fake:
         self._status = status
         self._breaks_off = breaks_off
         self._is_chunked = is_chunked
+        self._models = models
         self._last = last  # an event behind those of the tokens
         self._waits_for = waits_for  # requests that must have come before the first is answered
 
@@ -54,11 +56,11 @@ class Fake:
 
     async def _answer(self, head: str, body: bytes) -> AsyncIterator[bytes]:
         if head.startswith("GET /v1/models"):
-            yield b'{"data": [{"id": "some-model"}]}'
+            yield self._models
             return
         self.bodies.append(json.loads(body))
         if self._status != 200:
-            yield b"overloaded"
+            yield b'{"error": {"message": "overloaded", "more": "%b"}}' % (b"x" * 300)
             return
         while len(self.bodies) < self._waits_for:
             await asyncio.sleep(0.002)
@@ -132,8 +134,7 @@ def test_failed_requests_are_counted_and_do_not_stop_the_others(fake: Fake) -> N
     if fake._status == 503:
         outcome = measure(fake, load)
         assert not outcome.answered
-        assert "503" in outcome.calls[0].error
-        assert "overloaded" in outcome.calls[0].error
+        assert outcome.calls[0].error == "/v1/completions answers 503: overloaded"
     else:
         outcome = measure(fake, load)
         assert all(call.error for call in outcome.calls)
@@ -151,6 +152,12 @@ def test_unreachable_server_is_an_error() -> None:
     told = r"cannot reach http://127.0.0.1:9: (?!\[Errno)"
     with pytest.raises(HttpError, match=told):
         asyncio.run(run(HttpClient("http://127.0.0.1:9"), LOAD))
+
+
+@pytest.mark.parametrize("models", [b"<html>", b'{"data": []}', b'["m"]'])
+def test_a_server_of_another_kind_is_an_error(models: bytes) -> None:
+    with pytest.raises(HttpError, match=r"answers no JSON|lists no model"):
+        measure(Fake(models=models), LOAD)
 
 
 def test_events_are_found_across_pieces() -> None:

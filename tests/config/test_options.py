@@ -11,7 +11,7 @@ import pytest
 from weft.config.engine import EngineConfig
 from weft.config.engine_args import EngineArgs
 from weft.config.limits import Limits
-from weft.config.options import NEEDLESS, Command, SettingsError, option, options_of
+from weft.config.options import NEEDLESS, Command, SettingsError, as_written, option, options_of
 from weft.config.server import ServerConfig
 
 
@@ -253,6 +253,13 @@ def test_names_and_words_of_other_engines_that_mean_the_same_are_taken(tmp_path:
     assert settings.make(EngineConfig).disaggregation_mode == "none"
     with pytest.raises(SettingsError, match="--cache-write is 'write'"):
         command.read(["--hicache-write-policy", "write"], {})
+
+
+def test_an_error_names_an_option_as_it_was_written() -> None:
+    error = "--max-draft is -1, --max-draft-len and --kv-tokens are not"
+    argv = ["serve", "--num_speculative_tokens=-1", "--kv-tokens", "draft_max"]
+    expected = error.replace("--max-draft is", "--num-speculative-tokens is")
+    assert as_written(error, argv, EngineConfig) == expected
 
 
 def test_names_of_other_engines_are_not_names_of_ours() -> None:

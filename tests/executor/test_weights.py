@@ -173,6 +173,7 @@ BAD = {
     ),
     "nan": (spoiled(set_last(float("nan"))), f"{HEAD} has values that are not finite"),
     "infinite": (spoiled(set_last(float("-inf"))), f"{HEAD} has values that are not finite"),
+    "large": (spoiled(set_last(-3.4e38)), f"{HEAD} has values that are .* too large for bfloat16"),
     "cut": (cut, "not downloaded to its end"),
     "lying": (lie, "header is not valid"),
     "empty file": (

@@ -362,10 +362,13 @@ def test_an_address_where_no_server_is_ends_with_2(
     assert cli.main(["ctl", "loads", "--url", "ftp://x"]) == 2
     listener.answer = b"<html>"
     assert listener.ctl("loads") == 2
+    listener.answer = b'{"data": ["models of another server"]}'
+    assert listener.ctl("models", "loaded") == 2
     errors = capsys.readouterr().err.splitlines()
     assert "no server answers at" in errors[0]
     assert "--url is 'ftp://x'" in errors[1]
     assert "is not a weft server" in errors[2]
+    assert errors[3] == errors[2]
 
 
 def test_help_lists_every_command_and_explains_each(capsys: pytest.CaptureFixture[str]) -> None:

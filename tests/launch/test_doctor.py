@@ -102,12 +102,14 @@ def test_tensor_of_another_shape_is_named(capsys: pytest.CaptureFixture[str], mo
     assert wrong in found["weights"][1]
 
 
-def test_another_format_than_the_option_names_fails(
+def test_another_format_than_the_option_names_fails_in_one_line(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
     status, found = examine(capsys, str(model), "--port", "0", "--quantization", "gptq")
     assert status == 1
-    assert "--quantization is gptq" in found["weights"][1]
+    failed = [line for line in found.values() if line[0] == "FAIL"]
+    assert failed == [found["fit"]]
+    assert "--quantization is gptq" in found["fit"][1]
 
 
 def test_damaged_weights_and_tokenizer_are_both_reported(

@@ -22,7 +22,7 @@ def test_vectors_in_the_order_of_the_inputs(tmp_path: Path) -> None:
         ids = llm.tokenizer.encode(text)
         assert np.abs(vector - reference.vector(ids, [0] * len(ids))).max() < 2e-5
     assert len(llm.embed("one", dimensions=8)[0]) == 8
-    with pytest.raises(InvalidParam, match="102 tokens"):
+    with pytest.raises(InvalidParam, match=r"^inputs\[1\]: the prompt has 102 tokens"):
         llm.embed(["a", "b " * 100])
     assert len(llm.embed("b " * 100, truncate=True)) == 1
     with pytest.raises(InvalidParam, match=r"inputs\[0\]: dimensions is 49"):
@@ -30,7 +30,9 @@ def test_vectors_in_the_order_of_the_inputs(tmp_path: Path) -> None:
     for given, words in [
         ({"inputs": 3}, "inputs is 3; a text, token ids"),
         ({"inputs": ["a", None]}, r"inputs\[1\] is None; a text, token ids"),
-        ({"inputs": [()]}, "the prompt is empty"),
+        ({"inputs": [()]}, "^the prompt is empty"),
+        ({"inputs": ["a", "\ud800"]}, r"^inputs\[1\]: the text is not valid Unicode"),
+        ({"inputs": ["a", ("a", 2)]}, r"^inputs\[1\]: prompt is 'a'; a whole number is needed"),
         ({"inputs": "a", "truncate": 64}, "truncate is 64; True or False is expected"),
         ({"inputs": "a", "dimensions": "8"}, "dimensions is '8'; a whole number is needed"),
         ({"inputs": "a", "dimensions": -1}, "dimensions is -1; 1 to 2,147,483,647 are allowed"),

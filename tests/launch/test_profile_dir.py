@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.nano_adapters import NANO
 from weft.assemble.prepare import prepare
 from weft.config.engine import EngineConfig
 from weft.config.options import SettingsError
@@ -13,7 +14,7 @@ from weft.config.options import SettingsError
 
 def test_a_folder_for_traces_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "traces"
-    prepared = prepare(EngineConfig(model="weft-nano", profile_dir=str(folder)))
+    prepared = prepare(EngineConfig(model=str(NANO), profile_dir=str(folder)))
     assert folder.is_dir()
     assert prepared.config.profile_dir == str(folder)
 
@@ -23,4 +24,4 @@ def test_a_folder_for_traces_that_cannot_be_made_is_refused(tmp_path: Path) -> N
     file.write_text("")
     for path in (file, file / "traces"):
         with pytest.raises(SettingsError, match=r"--profile-dir is .*, which cannot be made: "):
-            prepare(EngineConfig(model="weft-nano", profile_dir=str(path)))
+            prepare(EngineConfig(model=str(NANO), profile_dir=str(path)))

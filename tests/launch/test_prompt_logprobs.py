@@ -28,7 +28,12 @@ TELL = SamplingParams(
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(
-        threads=1, dtype="float32", chunked_prefill_size=64, kv_tokens=4_096, context_length=1_024
+        BUNDLED,
+        threads=1,
+        dtype="float32",
+        chunked_prefill_size=64,
+        kv_tokens=4_096,
+        context_length=1_024,
     ) as llm:
         yield llm
 

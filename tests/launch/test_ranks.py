@@ -48,7 +48,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
         tp_size=2,
         dist_backend="shm",
         journal=str(folder / "journal"),
-        draft_model="weft-nano-draft",
+        draft_model=str(NANO.with_name("weft-nano-draft")),
         speculative="draft",
         cache_dir=str(folder / "cache"),
         cache_write="through",

@@ -38,8 +38,8 @@ def test_line_tells_what_runs_how_fast_and_how_full(lines: io.StringIO) -> None:
     )
     [line] = lines.getvalue().splitlines()
     assert (
-        " info status working running=3 waiting=4 prompt_tokens_per_s=100 output_tokens_per_s=15 "
-        in line
+        " info status working model=m running=3 waiting=4 prompt_tokens_per_s=100 "
+        "output_tokens_per_s=15 " in line
     )
     assert line.endswith(" kv_used=25.0% cache_hits=25.0% retractions=0")
 

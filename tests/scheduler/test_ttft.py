@@ -19,7 +19,13 @@ from weft.cli.main import main
 from weft.config.options import SettingsError
 from weft.config.pairs import parse_tenant_ttft, why_no_ttft
 from weft.engine.deadline_service import REST_S
-from weft.messages.control import ContinueGeneration, ExplainRequest, PauseGeneration
+from weft.messages.control import (
+    BlockInput,
+    ContinueGeneration,
+    ExplainRequest,
+    PauseGeneration,
+    UnblockInput,
+)
 from weft.messages.replies import Finish, StepOutput
 from weft.messages.requests import Abort
 from weft.scheduler.estimate import wait
@@ -279,6 +285,24 @@ def test_in_a_pause_nobody_is_refused_or_told_a_time() -> None:
     world.run_dry(check=False)
     assert int(told[0].split("-")[0]) >= 5_000
     assert world.finished[id].status == 200
+
+
+@pytest.mark.parametrize("ramp_s", [0.0, 1.0])
+def test_blocked_requests_are_judged_when_they_are_let_pass(ramp_s: float) -> None:
+    world = timed_engine(max_running_requests=1)
+    world.tell(BlockInput(call=1))
+    late = world.send([7] * 5, max_new_tokens=2, ttft_ms=1_000)
+    patient = world.send([7] * 5, max_new_tokens=2, ttft_ms=60_000)
+    world.step(check=False)
+    assert world.engine.wait_s > 1
+    world.time += 5.0
+    world.tell(UnblockInput(call=2, ramp_s=ramp_s))
+    world.time += 0.8 * ramp_s  # lets the first of both pass
+    world.step(check=False)
+    assert world.finished[late].status == 503
+    world.time += ramp_s
+    world.run_dry(check=False)
+    assert world.finished[patient].status == 200
 
 
 def test_the_expected_wait_of_any_request_that_waits_stands_in_its_explanation() -> None:

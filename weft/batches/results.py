@@ -6,6 +6,7 @@ A server that was killed while it made files of them takes them back, and they g
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,13 @@ from typing import NamedTuple
 from weft.batches.files import StoredFiles
 from weft.batches.forms.protocol import Form
 from weft.batches.records import BatchRecord
+from weft.observe.log import EventLog
+from weft.state.store import StateStore
 
 KINDS = ("output", "error")
+AWAY_S = 1.0  # between two looks for a folder that was moved away
+
+log = EventLog("batches")
 
 
 class GrowingFiles(NamedTuple):
@@ -43,6 +49,16 @@ def keep(files: StoredFiles, batch: BatchRecord, form: Form) -> None:
     batch.output_file = _kept(files, batch, found.output, "output")
     if form.has_error_file:
         batch.error_file = _kept(files, batch, found.errors, "error")
+
+
+async def until_back(state: StateStore | None, batch: BatchRecord) -> None:
+    """Wait while the folder for state is moved away: the results are in it."""
+    while state is not None:
+        gone = state.why_gone()
+        if not gone:
+            return
+        log.seldom("results_wait", batch=batch.id, reason=gone)
+        await asyncio.sleep(AWAY_S)
 
 
 def ids(batch: BatchRecord) -> set[str]:

@@ -202,6 +202,7 @@ class BatchService:
 
     async def _run(self, batch: BatchRecord) -> None:
         assert self._call is not None
+        await results.until_back(self._state, batch)
         form = FORMS[batch.form]
         growing = results.growing(self.files, batch, form)
         source = self.files.path_of(batch.input_file)
@@ -223,12 +224,17 @@ class BatchService:
             elif batch.status == "validating":
                 self._enter(batch, "in_progress")
             await runner.run()
-            await self._finish(batch)
+            await results.until_back(self._state, batch)
+            self._finish(batch)
         except asyncio.CancelledError:
             raise
         except Exception as exc:  # whatever it is: the batch ends with it, and no other
             log.error("batch_failed", batch=batch.id, reason=exc)
-            self._fail(batch, f"the batch could not be processed: {exc}")
+            await results.until_back(self._state, batch)
+            reason = str(exc)
+            if isinstance(exc, OSError):
+                reason = exc.strerror or "a disk error"  # without the path
+            self._fail(batch, f"the batch could not be processed: {reason}")
         finally:
             self._runners.pop(batch.id, None)
 
@@ -245,7 +251,7 @@ class BatchService:
             log.error("results_lost", batch=batch.id, reason=exc)
         self._enter(batch, "failed")
 
-    async def _finish(self, batch: BatchRecord) -> None:
+    def _finish(self, batch: BatchRecord) -> None:
         """All lines have their results: make files of them."""
         status = "cancelled" if batch.status == "cancelling" else "completed"
         if status == "completed" and batch.num_expired:

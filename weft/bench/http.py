@@ -15,12 +15,15 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from weft.bench.error_text import error_text
+
 Take = Callable[[bytes], None]  # gets bytes as they arrive; an exception from it ends the answer
 Headers = dict[str, str]  # by lower-case names
 TakeHead = Callable[[Headers], None]  # gets the headers of an answer before its body
 
 MAX_HEAD_BYTES = 1 << 20
 MAX_ERROR_BYTES = 200  # of an answer's body, quoted in an error message
+MAX_REFUSAL_BYTES = 100_000  # of the body of an error that are read
 
 
 class HttpError(Exception):
@@ -45,7 +48,20 @@ class HttpClient:
         """GET JSON. Raises HttpError."""
         content: list[bytes] = []
         await self._send("GET", path, b"", content.append)
-        return json.loads(b"".join(content))
+        try:
+            return json.loads(b"".join(content))
+        except ValueError as exc:
+            raise HttpError(f"{path} of {self._url.netloc} answers no JSON") from exc
+
+    async def first_model(self) -> Any:
+        """What the server says of its first model, with its `id`. Raises HttpError."""
+        models = await self.get_json("/v1/models")
+        try:
+            model = models["data"][0]
+            str(model["id"])
+        except (LookupError, TypeError) as exc:
+            raise HttpError(f"{self._url.netloc} lists no model as the OpenAI API does") from exc
+        return model
 
     async def stream(
         self, path: str, body: bytes, take: Take, *, head: TakeHead | None = None
@@ -86,7 +102,9 @@ class HttpClient:
         finally:
             transport.close()
         if answer.status != 200:
-            raise HttpError(f"{path} answers {answer.status}: {_message(answer.refusal)}")
+            quoted = answer.refusal[:MAX_ERROR_BYTES].decode(errors="replace")
+            reason = error_text(answer.refusal, quoted)
+            raise HttpError(f"{path} answers {answer.status}: {reason}")
 
     @property
     def _port(self) -> int:
@@ -192,7 +210,7 @@ class _Answer(asyncio.Protocol):
         if self.status == 200:
             self._take(piece)
         else:
-            self.refusal = (self.refusal + piece)[:MAX_ERROR_BYTES]
+            self.refusal = (self.refusal + piece)[:MAX_REFUSAL_BYTES]
 
 
 def _headers(lines: list[bytes]) -> Headers:
@@ -201,11 +219,3 @@ def _headers(lines: list[bytes]) -> Headers:
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip()] = value.strip()
     return headers
-
-
-def _message(refusal: bytes) -> str:
-    """The message of an error, or its text if that has another form."""
-    try:
-        return str(json.loads(refusal)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return refusal.decode(errors="replace")

@@ -82,8 +82,7 @@ async def play(
     """Send all requests, each at its time, and wait for their ends. Prompts are token ids. The
     client leaves when `leaves` is over: requests that have not ended end so. Raises HttpError if
     the server cannot be reached at all."""
-    models = await server.get_json("/v1/models")
-    first = models["data"][0]
+    first = await server.first_model()
     run = _TraceRun(server, first["id"], arrivals)
     requests = asyncio.gather(*(run.request(number) for number in range(len(arrivals))))
     if leaves is None:

@@ -228,8 +228,8 @@ async def run(server: HttpClient, load: ServingLoad) -> ServingRun:
     """Send a load and wait for its end. Raises HttpError if the server cannot be reached at all."""
     model = load.model
     if not model:
-        models = await server.get_json("/v1/models")
-        model = models["data"][0]["id"]
+        first = await server.first_model()
+        model = first["id"]
     rng = random.Random(load.seed)
     shapes = load.shapes
     head = _ids(rng, max(shape.shared_len for shape in shapes))

@@ -189,9 +189,11 @@ class Asking:
             connection.request("POST", path, body, self._server.headers)
             response = connection.getresponse()
             fields = json.loads(response.read())
+            if not isinstance(fields, dict):
+                raise ValueError("the answer is no JSON object")
             rid = response.getheader("x-request-id", "")
             return RouteAnswer(response.status, fields, rid, _code_of(fields))
-        except (OSError, http.client.HTTPException, ValueError) as exc:
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as exc:
             connection.close()  # the next request opens it again
             message = f"the connection to {self._server.address} broke: {exc}"
             return RouteAnswer(502, {"error": {"message": message}}, "")

@@ -313,7 +313,7 @@ def model_checks(
     yield "model", lambda: f"{model.name} in {folder}"
     yield "config", lambda: _architecture(model)
     yield "code", lambda: _code(model)
-    yield "weights", lambda: _weights(config, folder, model)
+    yield "weights", lambda: _weights(folder, model)
     vision = model.vision
     if vision is not None:
         yield "encoder", lambda: _encoder(vision, model)
@@ -359,11 +359,10 @@ def _code(model: ModelConfig) -> str:
     return f"that of transformers {version} on weft's pages: {COST}"
 
 
-def _weights(config: EngineConfig, folder: Path, model: ModelConfig) -> str:
+def _weights(folder: Path, model: ModelConfig) -> str:
     """Compare names and shapes in the files' headers with those that the architecture needs."""
     import torch
 
-    from weft.config.quantized import check_method
     from weft.executor.plain.tower import TorchTowerBackend
     from weft.models.registry import make_model
     from weft.models.vision.towers import make_tower
@@ -373,7 +372,6 @@ def _weights(config: EngineConfig, folder: Path, model: ModelConfig) -> str:
     from weft.weights.load import files_beside, unread_of
     from weft.weights.stream import matched
 
-    check_method(config.quantization, model.stored, model.name)
     with ExitStack() as stack:
         paths = [*weight_files(folder), *files_beside(model, folder)]
         files = open_contents(stack, labelled(paths))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from weft.config.environment import warn_of_variables
 from weft.config.model_errors import ModelError
-from weft.config.options import SettingsError, did_you_mean
+from weft.config.options import SettingsError, as_written, did_you_mean
 
 VERBS = {
     "serve": (
@@ -124,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SettingsError, ModelError) as exc:
         if _wants_traceback(words):
             traceback.print_exc()
-        print(f"weft: {exc}", file=sys.stderr)
+        from weft.config.engine import EngineConfig
+
+        print(f"weft: {as_written(str(exc), words, EngineConfig)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from weft.bench.error_text import error_text
 from weft.cli.chat_backend import ChatError
 from weft.config.options import SettingsError
 from weft.json_types import JsonObject
@@ -122,10 +123,7 @@ def _models_now(server: RemoteServer) -> list[ServedModel]:
             if response.status == 503:
                 return []
             if response.status in (401, 403):
-                raise SettingsError(
-                    f"{address} refuses access: {error_of(response)}; --api-key KEY or "
-                    "WEFT_API_KEY gives one"
-                )
+                raise SettingsError(f"{address} refuses access: {no_access(response)}")
             if response.status != 200:
                 raise SettingsError(f"{address} lists no model: {error_of(response)}")
             models = json.load(response)["data"]
@@ -154,8 +152,9 @@ def _text(event: JsonObject) -> str:
 
 def error_of(response: http.client.HTTPResponse) -> str:
     """The server's error message."""
-    content = response.read(100_000)
-    try:
-        return str(json.loads(content)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"status {response.status} {response.reason}"
+    return error_text(response.read(100_000), f"status {response.status} {response.reason}")
+
+
+def no_access(response: http.client.HTTPResponse) -> str:
+    """The server's error message to who has no key or a wrong one, and how to give one."""
+    return f"{error_of(response)}; --api-key KEY or WEFT_API_KEY gives one"

@@ -15,6 +15,7 @@ import argparse
 import difflib
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
@@ -275,6 +276,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return ""
 
 
+def as_written(message: str, argv: Sequence[str], config: type[Config]) -> str:
+    """The message of an error with the names of options as they are in `argv`, where they may be
+    aliases."""
+    names = {_option_name(word) for word in argv if word.startswith("--")}
+    for option in options_of(config):
+        for alias in names.intersection(option.aliases):
+            flag = "--" + alias.replace("_", "-")
+            message = re.sub(rf"{option.flag}(?![\w-])", flag, message)
+    return message
+
+
+def _option_name(word: str) -> str:
+    """The name of the option that a word of the command line sets."""
+    return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
 def asked_help(argv: Sequence[str]) -> str | None:
     """The section in `-h`, `--help` or `--help SECTION`; "" for the short help, None if no help is
     requested."""
@@ -478,7 +495,7 @@ class Command:
         return found
 
     def _hint(self, word: str) -> str:
-        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        name = _option_name(word)
         if name in NEEDLESS:
             return f"; it is not needed: {NEEDLESS[name]}"
         for option in self._options.values():

@@ -81,8 +81,9 @@ class DeadlineService(Service):
         self._core.hooks.attach(self)
 
     def wake_at(self) -> float:
-        # In a pause nobody knows when requests can begin.
-        if not self._feature.newcomers or self._core.hooks.holds_steps:
+        # In a pause nobody knows when requests can begin, nor while they are blocked.
+        newcomers = self._feature.newcomers
+        if not newcomers or self._core.hooks.holds_steps or self._is_blocked(newcomers[0]):
             return math.inf
         return self._rests_until_s
 
@@ -110,11 +111,20 @@ class DeadlineService(Service):
             self._core.send(StepOutput(warnings=warnings))
 
     def _take_newcomers(self) -> list[Request]:
-        """Those that are still there."""
-        ids = self._feature.newcomers
-        self._feature.newcomers = []
+        """Those that are still there, up to the first blocked one: they are in order of arrival, so
+        all later ones are blocked, too."""
+        newcomers = self._feature.newcomers
+        num_taken = 0
+        while num_taken < len(newcomers) and not self._is_blocked(newcomers[num_taken]):
+            num_taken += 1
+        self._feature.newcomers = newcomers[num_taken:]
         requests = self._core.scheduler.requests
-        return [requests[id] for id in ids if id in requests]
+        return [requests[id] for id in newcomers[:num_taken] if id in requests]
+
+    def _is_blocked(self, id: int) -> bool:
+        scheduler = self._core.scheduler
+        request = scheduler.requests.get(id)
+        return request is not None and scheduler.waiting_queue.is_blocked(request)
 
     def _judge(
         self,

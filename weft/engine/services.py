@@ -152,11 +152,11 @@ class Services:
                 self.flushes,
                 self.flow.shutdown,
                 self.grammars,
-                self.deadlines,  # it knows which grammars are ready
                 self.adapters,
                 self.device_jobs,
                 self.flow.input_gate,
                 self.flow.pause,
+                self.deadlines,  # it knows which grammars are ready, and which requests may begin
                 *stored,
                 self.pins.pauses,
                 self.pins,  # after a step it comes before the store, so that new pins are written

@@ -379,6 +379,7 @@ class EngineNumbers(Collector):
         busy_s = max(grown["busy_s"], 1e-3)
         log.info(
             "working",
+            model=self._labels["model_name"],
             running=int(numbers["num_running"]),
             waiting=int(numbers["num_waiting"]),
             prompt_tokens_per_s=round(grown["total_prompt_tokens"] / busy_s, 1),

@@ -280,10 +280,7 @@ class Tokenizer:
         """`encode_each` of the inputs, in a thread if they are long, like `encode_async`."""
 
         def work(part: Sequence[str | tuple[str, str]]) -> list[Encoded]:
-            try:
-                return self.encode_each(part, max_len, side, add_special_tokens)
-            except (TypeError, UnicodeError) as exc:  # lone surrogates
-                raise InvalidParam("input", "the text is not valid Unicode") from exc
+            return self.encode_each(part, max_len, side, add_special_tokens)
 
         # A thread costs more than a short text.
         if sum(map(_num_chars, inputs)) <= INLINE_LEN:
@@ -308,12 +305,15 @@ class Tokenizer:
         """The tokens of each text or pair of texts, cut to `max_len` at its left or right `side`.
 
         Special tokens are not cut; of a pair, the longer text is cut. One call encodes all texts,
-        in the threads of the library.
+        in the threads of the library. Raises InvalidParam.
         """
         texts: list[str] = []
         for one in inputs:
             texts += [one] if isinstance(one, str) else one
-        encodings = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        try:
+            encodings = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        except (TypeError, UnicodeError) as exc:  # lone surrogates
+            raise InvalidParam("input", "the text is not valid Unicode") from exc
         found: list[Encoded] = []
         for one in inputs:
             parts = [next(encodings)]

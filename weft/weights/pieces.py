@@ -15,9 +15,11 @@ from weft.ops.protocol import ROW_STEP
 from weft.weights.safetensors import Content, TensorEntry
 
 PIECE_BYTES = 8 << 20
-EXPONENTS = {
-    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
-    torch.float32: (torch.int32, 0x7F80_0000),
+NOT_FINITE = "values that are not finite, or too large for bfloat16"
+# The bits of the least value, without a sign, that has no finite value in bfloat16.
+INFINITE = {
+    torch.float64: (torch.int64, 0x47EF_EFFF_F000_0000),
+    torch.float32: (torch.int32, 0x7F7F_8000),
     torch.float16: (torch.int16, 0x7C00),
     torch.bfloat16: (torch.int16, 0x7F80),
     torch.float8_e4m3fn: (torch.int8, 0x7F),  # has no infinity, and one NaN per sign
@@ -90,7 +92,8 @@ def piece_rows(row_bytes: int) -> int:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite: the exponent of infinities and NaN has all bits set.
+    """Whether all values are finite, also as bfloat16: the exponent of infinities and NaN has all
+    bits set.
 
     So they are the largest integers: of all values without a sign bit, and, if the bit counts as a
     digit, of all. Numpy finds these forty times as fast as torch tests floats.
@@ -98,9 +101,9 @@ def is_finite(values: Tensor) -> bool:
     if not values.dtype.is_floating_point:
         return True
     if values.device.type != "cpu":
-        return bool(torch.isfinite(values).all())
-    kind, exponent = EXPONENTS[values.dtype]
+        return bool(torch.isfinite(values.bfloat16()).all())
+    kind, infinite = INFINITE[values.dtype]
     bits = values.view(kind).numpy()
     digits = bits.view(bits.dtype.str.replace("i", "u"))
     sign = 1 << (8 * bits.itemsize - 1)
-    return bool(bits.max(initial=0) < exponent and digits.max(initial=0) < sign + exponent)
+    return bool(bits.max(initial=0) < infinite and digits.max(initial=0) < sign + infinite)

@@ -21,7 +21,7 @@ from weft.ops.protocol import ROW_STEP
 from weft.ops.quantize import INT8_BY_OUTPUT
 from weft.weights.gguf.codes import FORMATS as BLOCK_FORMATS
 from weft.weights.gguf.codes import BadScales, codes_of
-from weft.weights.pieces import PieceBuffer, is_finite
+from weft.weights.pieces import NOT_FINITE, PieceBuffer, is_finite
 from weft.weights.safetensors import Content, TensorEntry
 from weft.weights.scales import EIGHT_BITS, FLOATS, StoredScales
 
@@ -234,7 +234,7 @@ def _check_values(content: Content, entry: TensorEntry, values: Tensor) -> None:
     infinite: it is the limit of a product that has none."""
     if is_finite(values) or (not entry.shape and not values.isnan().any()):
         return
-    raise BadCheckpoint(f"{content.label}: {entry.name} has values that are not finite")
+    raise BadCheckpoint(f"{content.label}: {entry.name} has {NOT_FINITE}")
 
 
 def put_codes(weight: Weight, codes: Codes, start: int) -> None:

@@ -182,8 +182,7 @@ def warm(journal: Journal, warm_s: float) -> Journal:
 async def _shape(client: HttpClient) -> Shape:
     state = await client.get_json("/get_internal_state")
     settings = state["server_args"]
-    models = await client.get_json("/v1/models")
-    model = models["data"][0]
+    model = await client.first_model()
     rows = int(settings["max_running_requests"])
     longest = int(model.get("max_model_len") or 2_048)
     return Shape(rows, longest, settings["chunked_prefill_size"])

@@ -32,7 +32,7 @@ from weft.cli.capacity.plan import (
     workload_of,
 )
 from weft.cli.capacity.show import plain_text
-from weft.cli.remote import RemoteServer, error_of
+from weft.cli.remote import RemoteServer, error_of, no_access
 from weft.config.options import Command, SettingsError, asked_help, option
 from weft.engine.control.settings import CHANGEABLE
 from weft.json_types import JsonObject
@@ -166,9 +166,7 @@ def _asked(server: RemoteServer, method: str, path: str, body: JsonObject | None
             connection.request(method, server.path + path, content, server.headers)
             response = connection.getresponse()
             if response.status == 401:
-                raise SettingsError(
-                    f"{error_of(response)}; --api-key KEY or WEFT_API_KEY gives one"
-                )
+                raise SettingsError(no_access(response))
             if response.status != 200:
                 raise SettingsError(f"{path} answers {response.status}: {error_of(response)}")
             return json.load(response)

@@ -54,16 +54,16 @@ def ctl(argv: Sequence[str]) -> int:
                 print(f"weft: {_refused(command, response)}", file=sys.stderr)
                 return 1
             answer = _answer(response)
+            lines = [json.dumps(answer, ensure_ascii=False, indent=2)]
+            if not common.json:
+                show = command.show or readable
+                lines = list(show(answer))
         except OSError as exc:
             raise server.missing(exc) from exc
-        except (http.client.HTTPException, ValueError) as exc:
+        except (http.client.HTTPException, ValueError, LookupError, TypeError) as exc:
             message = f"{server.address} is not a weft server: its answer cannot be read"
             raise SettingsError(message) from exc
-    if common.json:
-        print(json.dumps(answer, ensure_ascii=False, indent=2))
-        return 0
-    show = command.show or readable
-    for line in show(answer):
+    for line in lines:
         print(line)
     return 0
 

@@ -53,7 +53,7 @@ from weft.weights import release
 from weft.weights.contents import open_contents
 from weft.weights.load import load_weights, randomize, unread_of
 from weft.weights.origin import WeightOrigin, digest_of, origin_of
-from weft.weights.pieces import is_finite
+from weft.weights.pieces import NOT_FINITE, is_finite
 from weft.weights.root import WeightsRoot
 from weft.weights.safetensors import BytesContent
 from weft.weights.scales import FLOATS
@@ -229,7 +229,7 @@ class WeightStore:
                 )
                 group.broadcast(tensors[-1])
                 if not is_finite(tensors[-1]):
-                    raise Refused(f"{name} has values that are not finite")
+                    raise Refused(f"{name} has {NOT_FINITE}")
         except (GroupError, Refused):
             # The sender and this receiver may be at different tensors.
             self._groups.leave(group.name)
@@ -337,7 +337,7 @@ class WeightStore:
         sizes: list[int] = []
         for name, parameter in module.named_parameters():
             if not is_finite(parameter.data):
-                raise BadCheckpoint(f"{name} has values that are not finite")
+                raise BadCheckpoint(f"{name} has {NOT_FINITE}")
             sizes.append(parameter.nbytes)
         return self._put(lambda: model.adopt(module), sizes, origin)
 
