@@ -263,16 +263,15 @@ class CostRunner:
     def foresee(self, loads: Iterable[StepLoad], until_s: float) -> list[RanStep]:
         """When steps with these loads would run, one after the other and nothing beside them: those
         that begin before `until_s`. None of them runs."""
-        began_s = self._clock.now
-        begins_s = max(self._free_s, began_s)  # on the device
+        began_s = self._clock.now  # the device is idle
         steps: list[RanStep] = []
         for load in loads:
             if began_s >= until_s:
                 break
-            seconds = self._seconds(self._cost.seconds(load), begins_s)
-            begins_s += seconds
-            steps.append(RanStep(began_s, begins_s, seconds))
-            began_s = begins_s
+            seconds = self._seconds(self._cost.seconds(load), began_s)
+            ended_s = began_s + seconds
+            steps.append(RanStep(began_s, ended_s, seconds))
+            began_s = ended_s
         return steps
 
     def decode(self, num_rows: int, steps: Sequence[RanStep]) -> None:
