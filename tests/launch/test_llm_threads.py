@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_one_thread_waits_for_the_lock_and_all_others_for_it() -> None:
 
 def test_what_ends_in_a_step_that_is_interrupted_is_counted(llm: LLM) -> None:
     own = llm._own
-    stream = llm.stream([1, 2], LONG)
+    stream: Any = llm.stream([1, 2], LONG)
     next(stream)
     before = own.num_ended
     with suppress(KeyboardInterrupt), own._counted_ends():
