@@ -293,8 +293,8 @@ def test_a_character_that_the_output_has_not_is_described(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "y"), "t.jinja, which is not text in UTF-8"),
-        (FileNotFoundError(2, "No such file", "t.jinja"), "which cannot be read: No such file"),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "y"), "used: it is not text in UTF-8"),
+        (FileNotFoundError(2, "No such file", "t.jinja"), "which cannot be used: No such file"),
         (TemplateError("line 3"), "which cannot be used: line 3"),
     ],
 )

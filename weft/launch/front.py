@@ -330,15 +330,15 @@ def front_helpers(
     config = context.config
     try:
         return start_helpers(parts.tokenizer, config, context.limits, parts.processor, take_child)
-    except UnicodeDecodeError as exc:
-        reason = "is not text in UTF-8"
-        raise SettingsError(f"--chat-template is {config.chat_template}, which {reason}") from exc
-    except OSError as exc:
-        reason = f"cannot be read: {exc.strerror or exc}"
-        raise SettingsError(f"--chat-template is {config.chat_template}, which {reason}") from exc
-    except TemplateError as exc:
-        reason = f"cannot be used: {exc}"
-        raise SettingsError(f"--chat-template is {config.chat_template}, which {reason}") from exc
+    except (TemplateError, OSError, UnicodeDecodeError) as exc:
+        reason = str(exc)
+        if isinstance(exc, OSError):
+            reason = exc.strerror or reason
+        elif isinstance(exc, UnicodeDecodeError):
+            reason = "it is not text in UTF-8"
+        raise SettingsError(
+            f"--chat-template is {config.chat_template}, which cannot be used: {reason}"
+        ) from exc
 
 
 def _require_memory() -> None:
