@@ -20,6 +20,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG as HTTPX
 from hypothesis import HealthCheck, settings
 
 from tests.durations import DurationRecorder, read_durations
+from tests.freezing import own_freezing as own_freezing
 from tests.hanging import HangGuard, Offspring
 from tests.pairs import left_out
 from tests.workers import ForkedWorkers

@@ -4,6 +4,7 @@ TYPE_CHECKING, too."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,8 +14,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-from tests.shape.measure import walk
 
 ROOT = Path(__file__).parent.parent
 
@@ -148,16 +147,27 @@ def below(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+# A statement has a line of its own (E401, E701 and E702 of ruff), and perhaps lines in brackets.
+STATEMENT = re.compile(r"^[ \t]*((?:import|from)\s(?:[^\n(]|\([^)]*\))*)", re.MULTILINE)
+
+
 @cache
 def imports(source: str) -> list[tuple[int, str]]:
-    """Line and full dotted name of everything that `source` imports, wherever it does."""
+    """Line and full dotted name of everything that `source` imports, wherever it does. Examples in
+    texts count, too."""
     found = []
-    for node in walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, item.name) for item in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "imports name the whole path"
-            found += [(node.lineno, f"{node.module}.{item.name}") for item in node.names]
+    for hit in STATEMENT.finditer(source):
+        try:
+            statements = ast.parse(hit[1]).body
+        except SyntaxError:  # a line of a text
+            continue
+        line = source.count("\n", 0, hit.start(1)) + 1
+        for node in statements:
+            if isinstance(node, ast.Import):
+                found += [(line, item.name) for item in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, "imports name the whole path"
+                found += [(line, f"{node.module}.{item.name}") for item in node.names]
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.durations import longest_first
+from tests.freezing import freeze_for_good, freeze_what_stays
 
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
 NUM_INDEX_BYTES = 2
@@ -86,8 +86,7 @@ class ForkedWorkers:
         self._files = longest_first(session.items, self._durations)
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         # The collector of a process need not look at what all have, and does not copy it so.
-        gc.collect()
-        gc.freeze()
+        freeze_for_good()
         queue = Queue(len(self._files))
         try:
             for _ in range(min(self._num_workers, len(self._files))):
@@ -244,6 +243,7 @@ class Inside:
         folder = module.parent if module is not None else None
         for item, following in zip(items, [*items[1:], folder], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        freeze_what_stays()
 
     def send(self, kind: str, *values: object) -> None:
         self._messages.send((kind, *values))

@@ -85,6 +85,7 @@ class _Source(NamedTuple):
     bases: list[tuple[str, list[str]]]  # the name of each class, and those of what it is made of
     returned: list[tuple[str, str]]  # the names of functions, and of the classes that they return
     functions: list[_Function]
+    written: dict[str, list[str]]  # the texts that each function returns
 
 
 def texts(package: Path, roots: tuple[str, ...], others: tuple[str, ...] = ()) -> list[ErrorText]:
@@ -94,10 +95,10 @@ def texts(package: Path, roots: tuple[str, ...], others: tuple[str, ...] = ()) -
     makers = _makers(sources, roots) - _makers(sources, others)
     anywhere: dict[str, list[str]] = {}
     for source in sources:
-        anywhere |= _returned(source.functions)
+        anywhere |= source.written
     found: dict[tuple[str, str], ErrorText] = {}
     for source in sources:
-        own = _returned(source.functions)
+        own = source.written
         written = anywhere | own
         for one in (text for name in roots for text in own.get(name, []) if " " in text):
             found.setdefault((source.module, one), ErrorText(one, (), source.module))
@@ -124,7 +125,7 @@ def _sources(package: Path) -> list[_Source]:
 
 def _read(module: str, tree: ast.Module) -> _Source:
     constants = ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], [])
-    source = _Source(module, [], [], [_Function("", _nodes(constants))])
+    source = _Source(module, [], [], [_Function("", _nodes(constants))], {})
     for node in _statements(tree):
         if isinstance(node, ast.ClassDef):
             source.bases.append((node.name, [_name(base) for base in node.bases]))
@@ -133,6 +134,7 @@ def _read(module: str, tree: ast.Module) -> _Source:
             source.functions.append(_Function(node.name if is_plain else "", _nodes(node)))
             if is_plain and node.returns:
                 source.returned.append((node.name, _name(node.returns)))
+    source.written.update(_returned(source.functions))
     return source
 
 
@@ -221,6 +223,8 @@ def _of_function(
     constants: Mapping[str, ast.expr],
 ) -> Iterator[ErrorText]:
     calls = [node for node in nodes if isinstance(node, ast.Call) and _name(node.func) in makers]
+    if not calls:
+        return
     variables = _variables(nodes, calls)
     for node in calls:
         given = [

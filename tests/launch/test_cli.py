@@ -382,6 +382,9 @@ def test_a_variable_that_nothing_reads_is_named_with_a_similar_one() -> None:
     }
     read = {"WEFT_THREADS": "2", "WEFT_WORKER": "http://a", "WEFT_CACHE": "/tmp", "HOME": "/"}
     assert list(unknown_variables(of_kubernetes | read)) == []
+    assert list(unknown_variables({"WEFT_MAX_MODEL_LEN": "512"})) == [
+        "nothing reads the variable WEFT_MAX_MODEL_LEN; its name in weft is WEFT_CONTEXT_LENGTH"
+    ]
     assert list(unknown_variables({"WEFT_PROT": "1", "WEFT_XYZZY": ""})) == [
         "nothing reads the variable WEFT_PROT; did you mean WEFT_PORT?",
         "nothing reads the variable WEFT_XYZZY",

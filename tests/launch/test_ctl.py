@@ -314,11 +314,14 @@ def test_a_refusal_of_the_server_ends_with_1_and_its_reason(
     assert listener.ctl("flush-cache") == 1
     listener.say({"error": {"message": "Not Found"}}, 404)
     assert listener.ctl("sessions", "open") == 1
+    listener.say({"error": {"message": "the model 'x' does not exist"}}, 404)
+    assert listener.ctl("models", "load", "x") == 1
     listener.say({"error": {"message": "the key is wrong"}}, 401)
     assert listener.ctl("requests") == 1
     assert capsys.readouterr() == (
         "",
         "weft: 3 requests are running\nweft: this server has no POST /open_session (Not Found)\n"
+        "weft: the model 'x' does not exist\n"
         "weft: the key is wrong; --admin-key KEY or WEFT_ADMIN_API_KEY gives one\n",
     )
 

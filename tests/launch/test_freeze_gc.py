@@ -20,8 +20,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_a_built_engine_is_out_of_the_collectors_sight(model: Path) -> None:
-    gc.unfreeze()
+def test_a_built_engine_is_out_of_the_collectors_sight(model: Path, own_freezing: None) -> None:
     prepared = prepare(
         EngineConfig(model=str(model), load_format="dummy", kv_tokens=512, threads=1)
     )
@@ -32,7 +31,6 @@ def test_a_built_engine_is_out_of_the_collectors_sight(model: Path) -> None:
         assert id(built.engine) not in seen
         assert id(built.engine.scheduler.waiting_queue) not in seen
     finally:
-        gc.unfreeze()
         built.runner.close()
 
 

@@ -85,7 +85,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
         llm = LLM(
             str(folder),
             load_format="dummy",
-            kernels="torch",
+            kernels="auto",
             threads=1,
             logit_processors=str(file),
             **settings,

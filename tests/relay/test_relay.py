@@ -242,8 +242,12 @@ def test_a_request_waits_for_a_server_that_says_nothing_no_longer_than_it_may(
         assert httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S).status_code == 503
 
 
+@pytest.mark.parametrize(
+    ("path", "beginning"),
+    [("/generate", b'data: {"error":'), ("/v1/messages", b'event: error\ndata: {"type":"error"')],
+)
 def test_answers_of_a_server_that_gives_no_sign_of_life_end(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, path: str, beginning: bytes
 ) -> None:
     with ExitStack() as stack:
         (server,) = stack.enter_context(serving(ScriptedServer()))
@@ -253,12 +257,14 @@ def test_answers_of_a_server_that_gives_no_sign_of_life_end(
         stage = stack.enter_context(staged(worker=[server]))
         app.go.clear()
         stack.callback(setattr, app, "is_silent", False)
-        with httpx.stream("POST", stage.url + "/generate", json=BODY, timeout=HANG_S) as answer:
+        with httpx.stream("POST", stage.url + path, json=BODY, timeout=HANG_S) as answer:
             pieces = answer.iter_raw()
             assert next(pieces) == b"data: 1\n\n"
             monkeypatch.setattr("weft.relay.pool.PROBE_TIMEOUT_S", 0.01)
             app.is_silent = True
-            assert b"ended in the middle of the answer" in b"".join(pieces)
+            rest = b"".join(pieces)
+            assert beginning in rest
+            assert b"ended in the middle of the answer" in rest
 
 
 def test_a_prefill_server_that_cannot_be_reached_leaves_prompts_to_the_others() -> None:

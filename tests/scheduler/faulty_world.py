@@ -151,7 +151,8 @@ def drawn_lateness(rng: random.Random, target: Target) -> bool:
     return is_late and str(target) not in NEVER_LATE
 
 
-def targets() -> list[Target]:
+@cache
+def targets() -> tuple[Target, ...]:
     """All public functions, methods and properties of the scheduler's core and of memory."""
     names = [f"weft.{name}" for name in CORE]
     for package in (weft.memory, weft.scheduler.policies.kinds):
@@ -180,7 +181,7 @@ def targets() -> list[Target]:
                     if isinstance(member, property | staticmethod | classmethod)
                     or inspect.isfunction(member)
                 ]
-    return [target for target in found if str(target) not in SPARED]
+    return tuple(target for target in found if str(target) not in SPARED)
 
 
 @contextmanager
@@ -206,14 +207,16 @@ def replaced(
         else:
             function = getattr(importlib.import_module(target.home), target.name)
             wrapped = wrap(function)
-            for module in _loaded():
+            for module in _loaded(len(sys.modules)):
                 if vars(module).get(target.name) is function:
                     setattr(module, target.name, wrapped)
                     stack.callback(setattr, module, target.name, function)
         yield
 
 
-def _loaded() -> list[Any]:
+@cache
+def _loaded(num_modules: int) -> list[Any]:
+    """The modules of the core; `num_modules` are loaded."""
     return [
         module
         for name, module in sys.modules.items()

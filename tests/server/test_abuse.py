@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from tests.server import raw
 from tests.server.fake import CONTEXT, HANG_S, RunningServer, eventually
 from weft.messages.sampling import InvalidParam
 from weft.messages.status import EngineReady
@@ -443,6 +444,9 @@ def test_large_head_is_refused(server: RunningServer) -> None:
         refused(http.get("/version", headers={"x-long": "a" * 40_000}), 431)
         refused(http.get("/version", headers={f"x-{number}": "a" for number in range(200)}), 431)
         refused(http.get("/version", params={"q": "a" * 10_000}), 414)
+    with raw.connected(server) as connection:
+        connection.sendall(raw.head("GET /" + "a" * 70_000))
+        assert raw.read_reply(connection).status == 414
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def server(root: Path) -> Iterator[RealServer]:
+@pytest.fixture(scope="module")
+def loading(root: Path) -> Iterator[RealServer]:
     with serving(
         NANO,
         context_length=256,
@@ -40,6 +40,21 @@ def server(root: Path) -> Iterator[RealServer]:
         max_loaded_loras=2,
     ) as server:
         yield server
+
+
+@pytest.fixture
+def server(loading: RealServer) -> Iterator[RealServer]:
+    yield loading
+    unload_all(loading)
+
+
+def unload_all(server: RealServer) -> None:
+    for one in server.get("/v1/models").json()["data"]:
+        if one["id"] != "tiny":
+            answer = server.post("/unload_lora_adapter", lora_name=one["id"])
+            assert answer.status_code == 200, answer.text
+    server.post("/flush_cache")
+    server.seen.clear()
 
 
 def load(server: RealServer, name: str, path: str = "", **others: Any) -> httpx.Response:
@@ -347,8 +362,8 @@ def test_only_some_modules_may_be_changed_if_the_settings_say_so(root: Path) -> 
         assert "--lora-target-modules" in answer.json()["error_message"]
 
 
-@pytest.fixture
-def offering(root: Path) -> Iterator[RealServer]:
+@pytest.fixture(scope="module")
+def offered(root: Path) -> Iterator[RealServer]:
     with serving(
         NANO,
         context_length=256,
@@ -358,6 +373,12 @@ def offering(root: Path) -> Iterator[RealServer]:
         max_loaded_loras=2,
     ) as server:
         yield server
+
+
+@pytest.fixture
+def offering(offered: RealServer) -> Iterator[RealServer]:
+    yield offered
+    unload_all(offered)
 
 
 def test_an_adapter_that_is_offered_is_loaded_when_a_request_first_names_it(

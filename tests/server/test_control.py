@@ -232,14 +232,13 @@ def test_the_report_of_a_profile_is_waited_for(engine: Obedient, http: httpx.Cli
     assert http.post("/stop_profile").status_code == 500
 
 
-def test_both_collectors_are_frozen(engine: Obedient, http: httpx.Client) -> None:
-    try:
-        answer = http.post("/freeze_gc").json()
-        assert answer["frozen_objects"] == 7
-        assert answer["front_frozen_objects"] > 1_000
-        assert gc.get_freeze_count() > 1_000
-    finally:
-        gc.unfreeze()
+def test_both_collectors_are_frozen(
+    engine: Obedient, http: httpx.Client, own_freezing: None
+) -> None:
+    answer = http.post("/freeze_gc").json()
+    assert answer["frozen_objects"] == 7
+    assert answer["front_frozen_objects"] > 1_000
+    assert gc.get_freeze_count() > 1_000
 
 
 def test_the_load_is_reported_for_each_engine_and_for_all(

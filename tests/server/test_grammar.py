@@ -188,6 +188,32 @@ def test_invalid_and_contradictory_constraints_are_refused(
     assert server.engine.seen == []
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/messages", "output_format"),
+        ("/v1/messages", "output_config.format"),
+        ("/v1/responses", "text.format"),
+    ],
+)
+def test_errors_name_the_field_of_the_api(http: httpx.Client, path: str, name: str) -> None:
+    body: dict[str, Any] = {"max_tokens": 1, "messages": HI["messages"]}
+    if path == "/v1/responses":
+        body = {"input": "Hi"}
+
+    def refusal(format: dict[str, Any]) -> str:
+        outer, _, inner = name.partition(".")
+        value = format
+        if inner:
+            value = {inner: format}
+        answer = http.post(path, json={**body, "regex": "a", outer: value})
+        return str(answer.json()["error"]["message"])
+
+    assert f"regex and {name} are given" in refusal({"type": "json_schema", "schema": {}})
+    assert f"{name}.type is 'poem'" in refusal({"type": "poem"})
+    assert f"{name}.schema is 3" in refusal({"type": "json_schema", "schema": 3})
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/generate"])
 def test_constraints_that_are_not_enforced_are_listed_in_a_header(

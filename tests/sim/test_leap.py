@@ -22,6 +22,7 @@ from weft.sim.synthetic import Traffic, synthetic
 from weft.sim.trace import EOS, Arrival, TokenSource
 
 NUM_WORLDS = 12
+NUM_BUSY = 6
 MORE_WORLDS = 1_000  # slow
 COLUMNS: tuple[str, ...] = ("sent_s", "first_s", "end_s", "prompt_len", "output_len", "cached_len")
 COLUMNS += ("retractions", "state")
@@ -156,23 +157,65 @@ def cluster_figures(seed: int, *, leaps: bool) -> list[Any]:
     one = world(seed)
     # After the first background request nothing is made at once.
     arrivals = [arrival._replace(background=False) for arrival in one.arrivals]
+    return figures(one.settings, one.cost, arrivals, leaps=leaps)
+
+
+def figures(
+    settings: SchedulerSettings, cost: Any, arrivals: list[Arrival], *, leaps: bool
+) -> list[Any]:
+    """What became of the requests, and what three engines did."""
     record = simulate_cluster(
-        one.settings,
-        one.cost,
+        settings,
+        cost,
         arrivals,
         num_replicas=3,
         method="cache_aware",
         overlap=False,
         leaps=leaps,
     )
-    figures = [getattr(record, name).tolist() for name in COLUMNS]
+    columns = [getattr(record, name).tolist() for name in COLUMNS]
     gaps = [record.gaps.percentile(percent) for percent in (1, 50, 99, 100)]
-    return [str(figures), str(gaps), record.machine.busiest, vars(record.machine.meter)]
+    return [str(columns), str(gaps), record.machine.busiest, vars(record.machine.meter)]
 
 
 @pytest.mark.parametrize("seed", range(NUM_WORLDS))
 def test_several_engines_do_the_same_with_leaps(seed: int) -> None:
     assert cluster_figures(seed, leaps=True) == cluster_figures(seed, leaps=False)
+
+
+def busy_cluster(seed: int, *, leaps: bool) -> list[Any]:
+    """Three engines that decode uniformly most of the time; chats come, and clients leave, in the
+    midst of that."""
+    rng = np.random.default_rng(seed)
+    settings = SchedulerSettings(
+        num_pages=2_000,
+        page_size=4,
+        max_running_requests=24,
+        context_length=600,
+        vocab_size=500,
+        eos_token_ids=(EOS,),
+    )
+    traffic = Traffic(
+        requests=30,
+        rate=8.0,
+        input_len="uniform:1:60",
+        output_len="uniform:20:90",
+        max_tokens=200,
+        turns=1 + seed % 3,
+        think=0.3,
+        traffic_seed=seed,
+    )
+    arrivals = []
+    for arrival in synthetic(traffic):
+        leaves_s = float(rng.choice([np.inf, np.inf, np.inf, 0.2]))
+        timeout_ms = int(rng.choice([0, 0, 0, 700]))
+        arrivals.append(arrival._replace(leaves_s=leaves_s, timeout_ms=timeout_ms))
+    return figures(settings, CostModel(0.01, 2e-4, 1e-6, 1e-5), arrivals, leaps=leaps)
+
+
+@pytest.mark.parametrize("seed", range(NUM_BUSY))
+def test_several_busy_engines_do_the_same_with_leaps(seed: int) -> None:
+    assert busy_cluster(seed, leaps=True) == busy_cluster(seed, leaps=False)
 
 
 @pytest.mark.slow

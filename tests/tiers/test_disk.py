@@ -375,6 +375,9 @@ def test_a_folder_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
     assert tiers.read(key_of(8), pages(10, 2)).num_tokens == 0
     assert tiers.write(key_of(8), pages(0, 2)).num_bytes == BLOCK_BYTES
     assert tiers.read(key_of(8), pages(10, 2)).num_tokens == 8
+    (block,) = files(folder)
+    made = [path for path in block.parents if path.is_relative_to(folder)]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
 
 
 def test_what_a_killed_process_left_is_removed_and_others_writes_are_not(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from weft.config.numbers import (
 )
 from weft.config.options import option
 
+MAX_URL_BYTES = 65_535  # what httptools reads
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -32,7 +34,7 @@ class Limits:
         16.0, "largest request body", group="limits", low=0.001, high=1024.0
     )
     max_url_bytes: int = option(
-        8_192, "longest path with its query", group="limits", low=64, high=1 << 20
+        8_192, "longest path with its query", group="limits", low=64, high=MAX_URL_BYTES
     )
     max_header_bytes: int = option(
         32_768, "all names and values of headers together", group="limits", low=512, high=1 << 20

@@ -52,7 +52,8 @@ class PageAllocator:
             raise OutOfPages(f"{n} pages asked for, {self.num_free} of {self.num_pages} are free")
         self.num_free -= n
         pages = self._free[self.num_free : self.num_free + n].copy()
-        self.last_owner[pages] = owners
+        # numpy's own index type: otherwise numpy converts more slowly.
+        self.last_owner[pages.astype(np.intp)] = owners
         return pages
 
     def free(self, pages: IntArray) -> None:

@@ -33,7 +33,7 @@ from weft.relay.metrics import RelayMetrics
 from weft.relay.models import ANY_MODEL, LISTS, ONE_MODEL, ask_list, merged
 from weft.relay.pool import RelayPool, RelayServer
 from weft.server.body import json_bytes, read_body
-from weft.server.errors import ApiError, error_json
+from weft.server.errors import ApiError, error_event
 from weft.server.http.form_texts import is_form, texts_of_form
 from weft.server.several.asked import named_model
 
@@ -293,8 +293,8 @@ async def _break_off(scope: Scope, send: Send, is_stream: bool) -> None:
     """End an incomplete answer: a stream with an error event, any other answer by aborting the
     client's connection."""
     if is_stream:
-        error = error_json(ApiError(502, "the server has ended in the middle of the answer"))
-        event = b"data: " + error + b"\n\n"
+        error = ApiError(502, "the server has ended in the middle of the answer")
+        event = error_event(scope["path"], error)
         await send({"type": "http.response.body", "body": event, "more_body": False})
         return
     connection = scope.get("weft.connection")

@@ -27,12 +27,12 @@ from weft.scheduler.groups.protocol import KV_MEMORY, MemoryName
 from weft.scheduler.request import NO_ROW, Columns
 from weft.scheduler.service import ONLINE, ServiceClass
 from weft.scheduler.times import (
+    DECODES,
     MAX_NAMED,
     NEVER,
     NO_ROWS,
     NO_TIME,
     NUM_PARTS,
-    Phase,
     Spent,
     StepClock,
     StepNote,
@@ -388,7 +388,7 @@ class Undecoded:
         for row in self.traces.keys() & at.tolist():
             trace = self.traces.pop(row)
             # Its first token may have been noted when it had left its row already.
-            if trace.finished_s == NEVER and trace.spent.phase is Phase.DECODES:
+            if trace.finished_s == NEVER and trace.spent.phase is DECODES:
                 trace.spent.computed(step, 1, is_last=True)
 
 
@@ -521,7 +521,7 @@ class RequestHistory:
         num_prompts = len(prefills)
         lens = batch.lens[:num_prompts].tolist()
         num_decoding = len(batch.rows) - num_prompts
-        num_tokens = int(batch.lens.sum())
+        num_tokens = len(batch.plan.tokens)
         step = self.clock.prefilled(
             began_s, now, encoder_s, num_tokens, has_decode=num_decoding > 0
         )
@@ -549,7 +549,7 @@ class RequestHistory:
         """An open request is about to leave its row."""
         trace = self._open[id]
         self._undecoded.traces.pop(row, None)
-        if trace.spent.phase is Phase.DECODES:
+        if trace.spent.phase is DECODES:
             trace.spent.gap = self.gaps.of(row)
 
     def retracted(self, id: int, detail: str, now: float, step: int) -> None:
@@ -652,7 +652,7 @@ class RequestHistory:
         """Add an event, or count it with the last one, if it repeats that."""
         events = trace.events
         walk = self.num_walks
-        if events and kind in _REPEATED and events[-1].kind is kind:
+        if events and events[-1].kind is kind and kind in _REPEATED:
             last = events[-1]
             events[-1] = Event(
                 last.time_s, last.step, kind, detail, step, last.times + 1, last.first_walk, walk

@@ -67,11 +67,12 @@ class RequestLimits:
         num_tokens = message.prompt_len
         if not num_tokens:
             return Refusal("the prompt is empty", 400)
-        prompt = np.frombuffer(message.input_ids, dtype=np.int32, count=num_tokens)
-        low = int(prompt.min())
-        high = int(prompt.max())
-        if low < 0 or high >= vocab_size:
-            bad = low if low < 0 else high
+        # Without a sign, ids below 0 are the largest: one search instead of two.
+        prompt = np.frombuffer(message.input_ids, dtype=np.uint32, count=num_tokens)
+        if prompt.max() >= vocab_size:
+            ids = prompt.view(np.int32)
+            lowest = int(ids.min())
+            bad = lowest if lowest < 0 else int(ids.max())
             return Refusal(
                 f"the prompt has token id {bad}; 0 to {vocab_size - 1:,} are allowed", 400
             )

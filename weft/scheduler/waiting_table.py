@@ -76,12 +76,17 @@ class UsedIndices:
         if len(self._gone) > MAX_SPLICED:
             self._listed = np.flatnonzero(self.flags[: self.end])
         else:
-            for index in self._gone:
-                at = int(np.searchsorted(self._listed, index))
-                self._listed = np.concatenate((self._listed[:at], self._listed[at + 1 :]))
-            if self._listed_end < self.end:
-                new = np.flatnonzero(self.flags[self._listed_end : self.end])
-                self._listed = np.concatenate((self._listed, new + self._listed_end))
+            # Copied once, however many have gone.
+            pieces = []
+            begin = 0
+            gone = np.array(self._gone, dtype=np.int64)
+            for at in np.sort(self._listed.searchsorted(gone)).tolist():
+                pieces.append(self._listed[begin:at])
+                begin = at + 1
+            pieces.append(self._listed[begin:])
+            new = np.flatnonzero(self.flags[self._listed_end : self.end])
+            pieces.append(new + self._listed_end)
+            self._listed = np.concatenate(pieces)
         self._gone = []
         self._listed_end = self.end
         return self._listed

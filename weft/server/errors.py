@@ -251,6 +251,15 @@ def _form(path: str) -> Callable[[ApiError], bytes]:
     return error_json
 
 
+def error_event(path: str, error: ApiError) -> bytes:
+    """What ends a stream of server-sent events, in the form of the API of `path`."""
+    form = _form(path)
+    name = b""
+    if form is anthropic_error:
+        name = b"event: error\n"  # its clients overlook an event without a name
+    return name + b"data: " + form(error) + b"\n\n"
+
+
 def error_response(exc: BaseException) -> Response:
     # A traceback refers to the frame, which refers to the answer and all data of the request: they
     # would stay in memory until the next garbage collection.

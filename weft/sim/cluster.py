@@ -8,11 +8,18 @@
 The engine whose clock is furthest behind steps next. So a request is sent when every busy engine
 has reached its arrival time, and an idle engine starts at exactly that time. The router's
 information about an engine is as new as the end of that engine's last step.
+
+Steps of uniform decode are foreseen (`leap.py`). The router learns nothing from them before the
+last one, so they are made when that one begins, or before a message to that engine.
+
+    engine 0   | decode decode decode end |      waits in the heap for the begin of its last step
+    engine 1   | prompt | decode decode ...      a request arrives: only the steps before it
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -27,8 +34,8 @@ from weft.scheduler.settings import SchedulerSettings
 from weft.sim.cost import CostRunner, StepCost, StepMeter, TrueLengths, VirtualClock
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost
 from weft.sim.guesses import script_guesses
-from weft.sim.leap import EngineLeaps, Leapt
-from weft.sim.run import Record, Run, fail, with_adapters
+from weft.sim.leap import EngineLeaps, Foreseen, Leapt
+from weft.sim.run import Leaps, Record, Run, fail, with_adapters
 from weft.sim.trace import Arrival, TokenSource
 
 
@@ -53,6 +60,12 @@ class SimulatedReplica:
             on_failure=fail,
         )
         self.leaps = EngineLeaps(self.engine, self.runner, self.clock, lengths)
+        self.foreseen: Foreseen | None = None  # steps that are not made yet
+        self.next_s = math.inf  # its entry in the heap of busy engines; infinite: it is idle
+
+    @property
+    def is_busy(self) -> bool:
+        return self.next_s < math.inf
 
 
 class Cluster:
@@ -71,16 +84,17 @@ class Cluster:
         self._router = router
         self._ranks = range(len(replicas))
         self._idle_s = 0.0  # time reached while no engine works
-        self._busy: list[tuple[float, int]] = []  # heap of clocks and ranks of busy engines
-        self._is_busy = [False] * len(replicas)
+        # Heap of busy engines, by clock, or by the begin of the last foreseen step. Entries that do
+        # not have the engine's `next_s` are out of date.
+        self._busy: list[tuple[float, int]] = []
+        self._ranks_of: dict[int, int] = {}  # of open requests
         self._unbegun: set[int] = set()  # requests without a first token
+        self._made: list[Leapt] = []  # since the last call of `leap`
         self.outputs_s = 0.0
 
     @property
     def now_s(self) -> float:
-        if self._busy:
-            return self._busy[0][0]
-        return self._idle_s
+        return self._busy[0][0] if self._busy else self._idle_s
 
     @property
     def has_work(self) -> bool:
@@ -90,23 +104,28 @@ class Cluster:
         self._idle_s = max(self._idle_s, time_s)
 
     def submit(self, message: GenerateRequest, time_s: float) -> None:
-        # What background requests get counts up to the last end of another one, on any engine.
-        self._leaps = self._leaps and not message.background
+        if message.background and self._leaps:
+            # What background requests get counts up to the last end of another one, on any engine.
+            self._leaps = False
+            self._catch_up(time_s)
         namespace = f"{message.adapter}\x1f{message.cache_salt}"
         routed = RoutedRequest(with_digests(message.input_ids, message.media), namespace)
         rank = self._router.open(message.id, routed, self._ranks)
         self._unbegun.add(message.id)
+        self._ranks_of[message.id] = rank
         replica = self._replicas[rank]
-        if not self._is_busy[rank]:
+        if replica.is_busy:
+            self._make(rank, time_s)
+        else:
             replica.clock.wait_until(time_s)
-            self._queue(rank)
+            self._queue(rank, replica.clock.now)
         replica.engine.submit(message)
 
-    def abort(self, number: int) -> None:
-        # Engines that do not have the request ignore this.
-        for replica, is_busy in zip(self._replicas, self._is_busy, strict=True):
-            if is_busy:
-                replica.engine.submit(Abort(ids=(number,)))
+    def abort(self, number: int, time_s: float) -> None:
+        rank = self._ranks_of.get(number)
+        if rank is not None:
+            self._make(rank, time_s)
+            self._replicas[rank].engine.submit(Abort(ids=(number,)))
 
     def step(self) -> list[FromEngine]:
         """Run one step of the engine that is furthest behind."""
@@ -118,31 +137,68 @@ class Cluster:
                 self._note(message)
         return messages
 
-    def leap(self, until_s: float, *, is_followed: bool) -> Leapt | None:
-        # An end on one engine must not bring a request before a time that another one has reached.
-        if is_followed or not self._leaps:
-            return None
-        rank = self._busy[0][1]
-        leapt = self._replicas[rank].leaps.leap(until_s)
+    def leap(self, until_s: float, *, is_followed: bool) -> Leaps:
+        needs_step = not self._leaps
+        while not needs_step and self._busy and self.now_s < until_s:
+            rank = self._busy[0][1]
+            replica = self._replicas[rank]
+            if replica.foreseen is not None:
+                self._make(rank)
+                if is_followed:
+                    break  # the end may bring a request before `until_s`
+                continue
+            replica.foreseen = replica.leaps.foresee()
+            if replica.foreseen is None:
+                needs_step = True
+            else:
+                self._queue(rank, replica.foreseen.steps[-1].began_s)
+        made = self._made
+        self._made = []
+        return Leaps(made, needs_step)
+
+    # Inside
+
+    def _catch_up(self, time_s: float) -> None:
+        """Make all foreseen steps that begin before this time."""
+        for rank in self._ranks:
+            self._make(rank, time_s)
+
+    def _make(self, rank: int, until_s: float = math.inf) -> None:
+        """Make the steps foreseen of an engine that begin before this time; the rest is
+        forgotten."""
+        replica = self._replicas[rank]
+        foreseen = replica.foreseen
+        if foreseen is None:
+            return
+        replica.foreseen = None
+        leapt = replica.leaps.make(foreseen, until_s)
+        self._stepped(rank)
         if leapt is not None:
-            self._stepped(rank)
+            self._made.append(leapt)
             self._note_ends(leapt.finished)
-        return leapt
 
     def _stepped(self, rank: int) -> None:
-        """The first engine of the heap has made steps."""
-        heapq.heappop(self._busy)
-        self._is_busy[rank] = False
+        """An engine has made steps, or will make others than it had foreseen."""
         replica = self._replicas[rank]
-        self.outputs_s = replica.clock.now
+        now = replica.clock.now
+        self.outputs_s = now
         if replica.engine.has_work:
-            self._queue(rank)
-        else:
-            self.wait_until(replica.clock.now)
+            self._queue(rank, now)
+            return
+        replica.next_s = math.inf
+        self._drop_old_entries()
+        self.wait_until(now)
 
-    def _queue(self, rank: int) -> None:
-        self._is_busy[rank] = True
-        heapq.heappush(self._busy, (self._replicas[rank].clock.now, rank))
+    def _queue(self, rank: int, next_s: float) -> None:
+        self._replicas[rank].next_s = next_s
+        heapq.heappush(self._busy, (next_s, rank))
+        self._drop_old_entries()
+
+    def _drop_old_entries(self) -> None:
+        """Let the first entry of the heap be that of a busy engine."""
+        busy = self._busy
+        while busy and self._replicas[busy[0][1]].next_s != busy[0][0]:
+            heapq.heappop(busy)
 
     def _note(self, output: StepOutput) -> None:
         """Report first tokens and ends to the router."""
@@ -156,6 +212,7 @@ class Cluster:
     def _note_ends(self, finished: Sequence[Finish]) -> None:
         for finish in finished:
             self._unbegun.discard(finish.id)
+            self._ranks_of.pop(finish.id, None)
             self._router.ended(finish.id)
 
 

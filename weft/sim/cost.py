@@ -10,7 +10,7 @@ by its sampling seed: the simulation uses the number of each request as its seed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from weft.scheduler.pace.step_cost import CostModel, StepLoad
 from weft.sim.encoder import ENCODER_PRESETS, EncoderCost, SimulatedEncoder
 from weft.sim.speed import MachineSpeed
 from weft.sim.trace import EOS, FILLER
+from weft.sim.uniform import RanStep
 
 # cpu: Qwen3-0.6B in bfloat16 on 2 Zen 4 cores (a prompt of 512 in 1.2 s, 32 requests of 940 tokens
 # in 0.22 s per step). gpu: an 8 B model in bfloat16 on one H100: 16 GB of weights and 131 kB of KV
@@ -259,9 +260,25 @@ class CostRunner:
         )
         return SimulatedStep(self._clock, self._free_s, result)
 
-    def decode(self, load: StepLoad) -> None:
-        """Run a step with this load, of rows that decode, and wait for its end."""
-        self._run(self._cost.seconds(load), load.samples)
+    def foresee(self, loads: Iterable[StepLoad], until_s: float) -> list[RanStep]:
+        """When steps with these loads would run, one after the other and nothing beside them: those
+        that begin before `until_s`. None of them runs."""
+        began_s = self._clock.now  # the device is idle
+        steps: list[RanStep] = []
+        for load in loads:
+            if began_s >= until_s:
+                break
+            seconds = self._seconds(self._cost.seconds(load), began_s)
+            ended_s = began_s + seconds
+            steps.append(RanStep(began_s, ended_s, seconds))
+            began_s = ended_s
+        return steps
+
+    def decode(self, num_rows: int, steps: Sequence[RanStep]) -> None:
+        """Run foreseen steps, in which rows decode, and wait for the end of the last."""
+        for step in steps:
+            self.meter.add(num_rows, step.seconds)
+        self._free_s = steps[-1].ended_s
         self._clock.wait_until(self._free_s)
 
     def control(self, request: DeviceRequest) -> Pending:
@@ -271,12 +288,16 @@ class CostRunner:
         """Let the device run a step that usually takes this long. Returns how long it takes."""
         # A step begins when the previous one ends, or now if the device is idle.
         begins_s = max(self._free_s, self._clock.now)
-        seconds = usual_s
-        if self._speed is not None:
-            seconds = self._speed.seconds(usual_s, begins_s)
+        seconds = self._seconds(usual_s, begins_s)
         self.meter.add(decode_rows, seconds)
         self._free_s = begins_s + seconds
         return seconds
+
+    def _seconds(self, usual_s: float, begins_s: float) -> float:
+        """How long a step takes that begins at this time and usually takes `usual_s`."""
+        if self._speed is None:
+            return usual_s
+        return self._speed.seconds(usual_s, begins_s)
 
     def _sampled(self, plan: Plan) -> IntArray:
         """[S] With overlap, the device itself finds how many earlier draft tokens count."""

@@ -59,6 +59,14 @@ class SteppableEngine(Protocol):
 Around: TypeAlias = Callable[[Engine, Clock], SteppableEngine]
 
 
+class Leaps(NamedTuple):
+    made: Sequence[Leapt]
+    needs_step: bool  # the next step of an engine must be made alone
+
+
+NO_LEAPS = Leaps((), needs_step=True)
+
+
 class Target(Protocol):
     """The destination of a trace: an engine, or several behind a router."""
 
@@ -83,16 +91,15 @@ class Target(Protocol):
         """Send a request that arrived at `time_s`, which is not later than `now_s`."""
         ...
 
-    def abort(self, number: int) -> None:
-        """Abort this request, because its client leaves."""
+    def abort(self, number: int, time_s: float) -> None:
+        """Abort this request, because its client has left at `time_s`."""
         ...
 
     def step(self) -> list[FromEngine]: ...
 
-    def leap(self, until_s: float, *, is_followed: bool) -> Leapt | None:
-        """Run all steps of an engine at once in which each running request gets a token, up to the
-        first end or this time; None if the next step is not of this kind. `is_followed`: the end of
-        a request may bring another one."""
+    def leap(self, until_s: float, *, is_followed: bool) -> Leaps:
+        """Make steps in which each running request gets a token, many at once, up to this time or
+        to a step of another kind. `is_followed`: the end of a request may bring another one."""
         ...
 
 
@@ -127,7 +134,7 @@ class EngineTarget:
         self._engine.submit(message)
         self._has_sent = True
 
-    def abort(self, number: int) -> None:
+    def abort(self, number: int, time_s: float) -> None:
         self._engine.submit(Abort(ids=(number,)))
         self._has_sent = True
 
@@ -135,10 +142,11 @@ class EngineTarget:
         self._has_sent = False
         return self._engine.step()
 
-    def leap(self, until_s: float, *, is_followed: bool) -> Leapt | None:
+    def leap(self, until_s: float, *, is_followed: bool) -> Leaps:
         if self._leaps is None or self._has_sent:
-            return None
-        return self._leaps.leap(until_s)
+            return NO_LEAPS
+        leapt = self._leaps.leap(until_s)
+        return NO_LEAPS if leapt is None else Leaps((leapt,), needs_step=False)
 
 
 @dataclass
@@ -265,59 +273,59 @@ class Run:
         self._began = target.now_s
         self._pull(source)
         while True:
-            next_s = self._send_due(source)
-            if self._leaving:
-                self._leave_due()
-            if target.has_work:
-                leapt = target.leap(self._next_event_s(next_s), is_followed=bool(self._parked))
-                if leapt is not None:
+            arrives_s = self._next_arrival_s()
+            event_s = min(arrives_s, self._next_leave_s())
+            # One event changes what the target has reached.
+            if event_s <= target.now_s:
+                if arrives_s == event_s:
+                    self._send_next(source)
+                else:
+                    self._leave_next()
+            elif target.has_work:
+                leaps = target.leap(event_s, is_followed=bool(self._parked))
+                for leapt in leaps.made:
                     self._take_all(leapt)
+                if not leaps.needs_step:
                     continue
                 for message in target.step():
                     if type(message) is StepOutput:
                         self._take(message)
-            elif next_s is not None:
-                target.wait_until(next_s)
+            elif arrives_s < math.inf:
+                target.wait_until(arrives_s)
             else:
                 return self._record()
 
-    def _send_due(self, source: Iterator[NumberedArrival]) -> float | None:
-        """Send the requests that have arrived. Returns the time of the next arrival, if it is
-        known."""
-        now = self._target.now_s
-        while True:
-            first_s = math.inf  # arrival of the next request of the trace
-            if self._next is not None:
-                first_s = self._began + self._next[1].time_s
-            turn_s = math.inf  # arrival of the next turn of a chat
-            if self._due:
-                turn_s = self._due[0][0]
-            due_s = min(turn_s, first_s)
-            if due_s == math.inf:
-                return None
-            if due_s > now:
-                return due_s
-            if turn_s <= first_s:
-                _, number, arrival = heapq.heappop(self._due)
-                self._send(turn_s, number, arrival)
-            else:
-                assert self._next is not None
-                number, arrival = self._next
-                self._send(first_s, number, arrival)
-                self._pull(source)
+    def _next_arrival_s(self) -> float:
+        """When the next request arrives of which this is known; infinite if there is none."""
+        first_s = math.inf  # the next request of the trace
+        if self._next is not None:
+            first_s = self._began + self._next[1].time_s
+        return min(first_s, self._next_turn_s())
 
-    def _next_event_s(self, next_s: float | None) -> float:
-        """When a request comes or leaves that is known already."""
-        leaves_s = self._leaving[0][0] if self._leaving else math.inf
-        return min(leaves_s, math.inf if next_s is None else next_s)
+    def _next_turn_s(self) -> float:
+        return self._due[0][0] if self._due else math.inf
 
-    def _leave_due(self) -> None:
-        """Abort the requests whose clients have left by now."""
-        now = self._target.now_s
-        while self._leaving and self._leaving[0][0] <= now:
-            _, number = heapq.heappop(self._leaving)
-            if self._columns.ended(number) is None:
-                self._target.abort(number)
+    def _next_leave_s(self) -> float:
+        """When the next client leaves."""
+        return self._leaving[0][0] if self._leaving else math.inf
+
+    def _send_next(self, source: Iterator[NumberedArrival]) -> None:
+        """Send the request that arrives next."""
+        next_s = self._next_arrival_s()
+        if self._next_turn_s() == next_s:
+            _, number, arrival = heapq.heappop(self._due)
+            self._send(next_s, number, arrival)
+            return
+        assert self._next is not None
+        number, arrival = self._next
+        self._send(next_s, number, arrival)
+        self._pull(source)
+
+    def _leave_next(self) -> None:
+        """Abort the request whose client leaves next, unless it has ended."""
+        time_s, number = heapq.heappop(self._leaving)
+        if self._columns.ended(number) is None:
+            self._target.abort(number, time_s)
 
     def _pull(self, source: Iterator[NumberedArrival]) -> None:
         """Find the next arrival that does not wait for another request. Park those that do."""

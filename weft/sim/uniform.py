@@ -5,7 +5,7 @@ use it, because only they know the tokens ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +30,7 @@ class UniformRows(NamedTuple):
 class RanStep(NamedTuple):
     began_s: float
     ended_s: float
-
-
-# From the number of a step ahead, 0 and up: when it ran; None: no further step.
-RunStep = Callable[[int], RanStep | None]
+    seconds: float  # that the device worked
 
 
 class UniformDecodes:
@@ -95,30 +92,23 @@ class UniformDecodes:
         most = max(num_pages, 0) * kv.page_size // len(known_len)
         return min(num_steps, most)
 
-    def make(self, ahead: UniformRows, run: RunStep) -> list[RanStep]:
-        """Make steps until `run` has no further one, or all are made. Returns them; `finish` must
-        follow."""
+    def make(self, ahead: UniformRows, steps: Sequence[RanStep]) -> None:
+        """Make steps that ran at these times. `finish` must follow."""
         scheduler = self._scheduler
-        steps: list[RanStep] = []
         page_size = scheduler.kv.page_size
         first = scheduler.planner.num_steps
         at = ahead.facts.at
         num_rows = len(at)
         # A row needs a page in the steps in which its next token begins one.
         phase = (ahead.known_len - 1) % page_size
-        for number in range(ahead.num_steps):
-            ran = run(number)
-            if ran is None:
-                break
+        for number, ran in enumerate(steps):
             begins = (phase + number) % page_size == 0
             if begins.any():
                 self._extend(ahead, number, begins)
-            steps.append(ran)
             scheduler.prefills.new_token_ratio.decay()
             scheduler.history.begin_walk()
             note = StepNote(first + number, ran.began_s, ran.ended_s, 0, num_rows)
             scheduler.history.decoded(note, at)
-        return steps
 
     def _extend(self, ahead: UniformRows, number: int, begins: LongArray) -> None:
         """Take a page for each row whose token in this step begins one."""

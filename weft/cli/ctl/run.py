@@ -256,6 +256,8 @@ def _answer(response: http.client.HTTPResponse) -> Any:
 
 def _refused(command: CtlCommand, response: http.client.HTTPResponse) -> str:
     reason = error_of(response)
+    if reason.startswith("the model "):  # there is the route, and no such model
+        return reason
     if response.status in (404, 405) and "{" not in command.route:
         return f"this server has no {command.method} {command.route} ({reason})"
     if response.status == 401:

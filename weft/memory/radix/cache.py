@@ -196,13 +196,15 @@ class RadixCache:
         order = self.order
         pieces: list[bytes] = []
         missing = num_pages
-        while missing > 0:
-            cool = order.next_cool()
-            leaf = cool or order.take_oldest()
-            num_bytes = len(leaf.pages)
-            piece = self._evict_end(leaf, missing)
-            if cool is not None and len(piece) == num_bytes:
+        while missing > 0 and (cool := order.next_cool()) is not None:
+            num_bytes = len(cool.pages)
+            piece = self._evict_end(cool, missing)
+            if len(piece) == num_bytes:
                 order.cool_is_evicted()
+            pieces.append(piece)
+            missing -= len(piece) // PAGE_BYTES
+        while missing > 0:
+            piece = self._evict_end(order.take_oldest(), missing)
             pieces.append(piece)
             missing -= len(piece) // PAGE_BYTES
         self.evictable_pages -= num_pages
@@ -302,14 +304,14 @@ class RadixCache:
 
     def _evict_end(self, leaf: Node, num_pages: int) -> bytes:
         """Remove up to `num_pages` pages from the end of a leaf. Returns their packed numbers."""
-        num_kept = max(len(leaf.pages) // PAGE_BYTES - num_pages, 0)
-        piece = leaf.pages[num_kept * PAGE_BYTES :]
-        if num_kept:
-            self.tree.trim(leaf, num_kept)
-            self.order.add(leaf)
-        else:
+        piece = leaf.pages
+        num_kept = len(piece) // PAGE_BYTES - num_pages
+        if num_kept <= 0:
             self._remove(leaf)
-        return piece
+            return piece
+        self.tree.trim(leaf, num_kept)
+        self.order.add(leaf)
+        return piece[num_kept * PAGE_BYTES :]
 
     def _drop(self, gone: dict[Node, None]) -> IntArray:
         """Remove nodes from the tree, children before their parents. Returns their pages."""

@@ -65,13 +65,20 @@ class EvictionOrder:
 
     def take_oldest(self) -> Node:
         """Take the least recently used leaf out of the order. There must be a free one."""
+        heap = self._heap
+        new = self.new_leaves
         while True:
-            used, node = self._take()
+            if new and (not heap or (new[0].serial, new[0].serial) < heap[0][:2]):
+                node = new.popleft()
+                used = node.serial
+            else:
+                used, _, node = heapq.heappop(heap)
             if self._num_left_over and not self._tree.has(node):
                 self._num_left_over -= 1
                 continue
             node.is_queued = False
-            if not node.is_free:
+            # As in `is_free`, which would be called for each evicted leaf.
+            if node.children or node.locks or node.pins:
                 continue  # it is added again when it becomes a free leaf
             if node.used == used:
                 return node
@@ -89,17 +96,6 @@ class EvictionOrder:
         self.new_leaves.clear()
         self._cool.clear()
         self._num_left_over = 0
-
-    def _take(self) -> tuple[int, Node]:
-        """Take the first entry: the last use of its node when it was queued, and the node."""
-        heap = self._heap
-        new = self.new_leaves
-        if new:
-            made = new[0].serial
-            if not heap or (made, made) < heap[0][:2]:
-                return made, new.popleft()
-        used, _, node = heapq.heappop(heap)
-        return used, node
 
     def _tidy(self) -> None:
         """Drop the entries of evicted nodes."""

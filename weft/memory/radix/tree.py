@@ -262,12 +262,12 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key[: self.step]]
-        if not parent.children:
-            parent.children = NO_CHILDREN
         for listener in self.listeners:
             listener.removed(leaf)
-        if isinstance(parent, RootNode) and not parent.children:
-            self.roots.pop(parent.namespace, None)
+        if not parent.children:
+            parent.children = NO_CHILDREN
+            if isinstance(parent, RootNode):
+                self.roots.pop(parent.namespace, None)
 
     def clear(self) -> None:
         """Forget all nodes, without reading them."""

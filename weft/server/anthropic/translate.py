@@ -23,6 +23,7 @@ from weft.server.chat.sealed import Opener
 from weft.server.chat.tool_paths import ToolPath
 from weft.server.errors import ApiError
 from weft.server.fields.arguments import arguments_text
+from weft.server.fields.grammar import RESPONSE_FORMAT
 from weft.server.fields.sampling import ThinkingSwitch, copy_sampling, require_one_answer
 from weft.server.requests import copy_generation
 
@@ -84,29 +85,31 @@ def sampled_request(body: MessagesRequest) -> TranslatedChat:
     require_one_answer(body.n)
     request = chat_request(body)
     copy_sampling(body, request)
-    format = _output_format(body)
-    if format is not None:
+    formats = _output_formats(body)
+    for path, format in formats.items():
         request.response_format = _response_format(format)
+        request.format_path = path
     request.max_tokens = body.max_tokens
     if body.metadata is not None and body.metadata.user_id is not None:
         request.user = body.metadata.user_id
     return request
 
 
-def _output_format(body: MessagesRequest) -> JsonObject | None:
-    """The form of the answer, from the one field that has it. Raises `ApiError`."""
+def _output_formats(body: MessagesRequest) -> dict[str, JsonObject]:
+    """The form of the answer, by the field that has it: none or one. Raises `ApiError`."""
     formats: dict[str, JsonObject | None] = {
-        "response_format": body.response_format,
+        RESPONSE_FORMAT: body.response_format,
         "output_format": body.output_format,
         "output_config.format": None,
     }
     if body.output_config is not None:
         formats["output_config.format"] = body.output_config.format
-    names = [name for name, format in formats.items() if format is not None]
-    if len(names) > 1:
-        message = f"{' and '.join(names)} are given; only one may say what the answer must be"
-        raise ApiError(400, message, param=names[-1])
-    return formats[names[0]] if names else None
+    found = {name: format for name, format in formats.items() if format is not None}
+    if len(found) > 1:
+        *_, last = found
+        message = f"{' and '.join(found)} are given; only one may say what the answer must be"
+        raise ApiError(400, message, param=last)
+    return found
 
 
 def _system(system: str | list[Inner] | None) -> list[ChatMessage]:

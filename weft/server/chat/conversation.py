@@ -40,6 +40,7 @@ from weft.server.chat.tools import NO_TOOLS, ToolUse, tool_use
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.cache_control import TTL_S, CacheMark, new_stamp, num_alike
+from weft.server.fields.grammar import RESPONSE_FORMAT, format_is_at
 from weft.server.fields.sampling import soft_budget, thinking_budget, thinking_switch
 from weft.server.leaving import while_client_waits
 from weft.server.media import require_media, require_uncut
@@ -196,13 +197,14 @@ def _sampling(
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if use.schema is not None:
         body.response_format = None  # it constrains text beside calls: there is none
-    params = sampling_of(
-        body,
-        context.info.sampling,
-        max_new_tokens=_max_tokens(body),
-        logprobs=top_logprobs if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-    )
+    with format_is_at(_format_path(body)):
+        params = sampling_of(
+            body,
+            context.info.sampling,
+            max_new_tokens=_max_tokens(body),
+            logprobs=top_logprobs if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+        )
     if of_calls is not None:
         params = _with_calls(params, use, of_calls)
     if params.thinking_budget is None and context.formats.reasoning is not None:
@@ -561,6 +563,13 @@ def _tool_format(context: ServerContext, body: ChatRequest, use: ToolUse) -> Too
 def _tool_paths(body: ChatRequest) -> Sequence[ToolPath]:
     """The paths of a request's tools in another API's body; empty if it has its own."""
     return body.tool_paths if isinstance(body, TranslatedChat) else ()
+
+
+def _format_path(body: ChatRequest) -> str:
+    """The field of the client's body that has the form of the answer."""
+    if isinstance(body, TranslatedChat):
+        return body.format_path
+    return RESPONSE_FORMAT
 
 
 def _is_parallel(context: ServerContext, body: ChatRequest) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from weft.json_types import JsonObject
 from weft.server.chat.tool_paths import ToolPath
 from weft.server.fields.cache_control import CacheControl
+from weft.server.fields.grammar import RESPONSE_FORMAT
 from weft.server.fields.sampling import ThinkingSwitch
 from weft.server.requests import SampledRequest
 
@@ -104,9 +105,11 @@ class ChatRequest(SampledRequest, kw_only=True):
 
 
 class TranslatedChat(ChatRequest, kw_only=True):
-    """A chat request that was made from another API's body, where its tools have other paths."""
+    """A chat request that was made from another API's body, where its tools and the form of its
+    answer have other paths."""
 
     tool_paths: list[ToolPath] = msgspec.field(default_factory=list)
+    format_path: str = RESPONSE_FORMAT
 
 
 # Fields of chat requests, which APIs that translate to them serve, or refuse.

@@ -8,7 +8,8 @@ fields and checks their form; the engine's compiler decides whether a grammar ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from weft.messages.wrong_field import converted_field
 from weft.server.errors import ApiError
 
 ANY_OBJECT: JsonObject = {"type": "object"}
+RESPONSE_FORMAT = "response_format"
 MAX_SHOWN = 64  # characters of a wrong value that a message repeats
 
 
@@ -176,6 +178,23 @@ def grammar_of(body: msgspec.Struct) -> Grammar | None:
         _, second, *_ = found
         raise ApiError(400, message, param=second.name)
     return max((one.grammar for one in found), key=lambda grammar: grammar.strict)
+
+
+@contextmanager
+def format_is_at(path: str) -> Iterator[None]:
+    """Errors about `response_format` name the field from which it was made."""
+    try:
+        yield
+    except ApiError as exc:
+        if path != RESPONSE_FORMAT:
+            exc.message = _at(path, exc.message)
+            exc.param = _at(path, exc.param or "") or None
+        raise
+
+
+def _at(path: str, text: str) -> str:
+    # In the APIs that have another field, a schema is not in an object of its own.
+    return text.replace(f"{RESPONSE_FORMAT}.json_schema", path).replace(RESPONSE_FORMAT, path)
 
 
 def _found(

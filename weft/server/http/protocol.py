@@ -20,7 +20,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from weft.config.limits import Limits
+from weft.config.limits import MAX_URL_BYTES, Limits
 
 IDLE_S = 1.0  # a connection that has waited this long may be closed to make room
 FRAMING_PER_BYTE = 8  # bytes allowed per body byte: chunks of one byte take 5
@@ -31,6 +31,10 @@ _HEAD = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n
 _TOO_LARGE = _HEAD % b"431 Request Header Fields Too Large" + (
     b'{"error":{"message":"the request line and headers are too large",'
     b'"type":"invalid_request_error","param":null,"code":431}}'
+)
+_TOO_LONG = _HEAD % b"414 URI Too Long" + (
+    b'{"error":{"message":"the URL is too long",'
+    b'"type":"invalid_request_error","param":null,"code":414}}'
 )
 _BAD_REQUEST = _HEAD % b"400 Bad Request" + (
     b'{"error":{"message":"this is no valid HTTP request",'
@@ -109,6 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limiter = limiter
         self._limits = limiter.limits
+        self.url = b""  # of the current head
         self._head_len = 0  # bytes of the current head; -1: no head is being read
         # Bytes since the head that do not belong to the body: chunk sizes, extensions, trailers.
         self._framing_len = 0
@@ -151,7 +156,10 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # upgrades are ignored: an ordinary answer
         except httptools.HttpParserError:
-            self._close_with(_BAD_REQUEST)
+            if len(self.url) > MAX_URL_BYTES:
+                self._cut_off("max_url_bytes", _TOO_LONG)
+            else:
+                self._close_with(_BAD_REQUEST)
             return
         if self.transport.is_closing():
             return

@@ -153,7 +153,7 @@ class BlockWriter:
             if not self._make_room(size, spared):
                 break
             path = self._index.path(chain.model, part.key)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_folders(path.parent)
             num_bytes = write_block(
                 path, part.key, part.tokens, part.pieces, lambda: self._jobs.is_complete(job)
             )
@@ -169,6 +169,14 @@ class BlockWriter:
             resume_states = [key for key in added if key not in spared]
             touch(self._index.use([*own, *resume_states], frozenset(added)))
         return total
+
+    def _make_folders(self, inner: Path) -> None:
+        """For this user alone, each of them: `mkdir` gives the mode only to the last one."""
+        folder = self._index.folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in inner.relative_to(folder).parts:
+            folder = folder / name
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     def _make_room(self, num_bytes: int, spared: frozenset[bytes]) -> bool:
         """Delete blocks that are not `spared` until another block may be written. Returns whether

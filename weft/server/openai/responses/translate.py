@@ -78,6 +78,7 @@ def chat_request(
             message = "text.format and response_format are the same; give one of them"
             raise ApiError(400, message, param="response_format")
         request.response_format = _response_format(body.text.format)
+        request.format_path = "text.format"
     has_media = any(isinstance(message.content, list) for message in messages)
     if body.truncation == "auto" and body.truncate_prompt_tokens is None and not has_media:
         request.truncate_prompt_tokens = -1
