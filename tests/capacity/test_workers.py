@@ -9,7 +9,7 @@ from tests.capacity.machines import MACHINE, SETTINGS, USERS, WANTED
 from weft.capacity.axes.axis import SettingAxis
 from weft.capacity.search import Search
 from weft.capacity.trial import LoadTrials, TrialPoint, simulated
-from weft.capacity.workers import Task, TrialWorkers
+from weft.capacity.workers import TrialTask, TrialWorkers
 from weft.config.options import SettingsError
 
 ROWS = SettingAxis("max_running_requests", lambda machine, settings: (2, 4, 16))
@@ -42,7 +42,7 @@ def test_a_search_by_several_finds_the_same() -> None:
 
 
 def test_another_process_gives_the_same_figures_and_its_end_is_an_error() -> None:
-    workers = TrialWorkers(1, Task(MACHINE, USERS, WANTED))
+    workers = TrialWorkers(1, TrialTask(MACHINE, USERS, WANTED))
     try:
         point = TrialPoint(SETTINGS, USERS.levels[0])
         assert str(workers.run([point])) == str([simulated(MACHINE, USERS, WANTED, point)])

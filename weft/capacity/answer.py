@@ -18,7 +18,7 @@ from weft.capacity.machine import MeasuredMachine
 from weft.capacity.pool import least_kv_tokens
 from weft.capacity.search import Candidate, Search, Searched
 from weft.capacity.trial import LoadPoint, LoadTrials, TrialPoint, TrialSettings
-from weft.capacity.workers import Task, TrialWorkers
+from weft.capacity.workers import TrialTask, TrialWorkers
 from weft.capacity.workload import LeveledLoad
 from weft.scheduler.settings import SchedulerSettings
 
@@ -89,7 +89,7 @@ def answer(
     with ExitStack() as stack:
         workers = None
         if num_workers > 1:
-            workers = TrialWorkers(num_workers, Task(machine, workload, wanted))
+            workers = TrialWorkers(num_workers, TrialTask(machine, workload, wanted))
             stack.callback(workers.close)
         trials = LoadTrials(machine, workload, wanted, workers)
         search = Search(trials, question.axes, wanted_level=question.wanted_level, stop=stop)

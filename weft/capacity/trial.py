@@ -132,7 +132,7 @@ def simulated(
     )
 
 
-class Workers(Protocol):
+class PointWorkers(Protocol):
     """Processes that simulate."""
 
     num: int
@@ -149,7 +149,7 @@ class LoadTrials:
         machine: MeasuredMachine,
         workload: LeveledLoad,
         wanted: TrialSettings,
-        workers: Workers | None = None,
+        workers: PointWorkers | None = None,
     ) -> None:
         self.machine = machine
         self.workload = workload

@@ -15,7 +15,7 @@ from weft.capacity.workload import LeveledLoad
 from weft.config.options import SettingsError
 
 
-class Task(NamedTuple):
+class TrialTask(NamedTuple):
     """What all simulations of a process have in common."""
 
     machine: MeasuredMachine
@@ -23,11 +23,11 @@ class Task(NamedTuple):
     wanted: TrialSettings
 
 
-_tasks: list[Task] = []  # of this process: one, if it is a worker
+_tasks: list[TrialTask] = []  # of this process: one, if it is a worker
 
 
 class TrialWorkers:
-    def __init__(self, num: int, task: Task) -> None:
+    def __init__(self, num: int, task: TrialTask) -> None:
         self.num = num
         # A copy of this process would have its locks, but not the threads that hold them.
         context = multiprocessing.get_context("spawn")
@@ -45,7 +45,7 @@ class TrialWorkers:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _begin(task: Task) -> None:
+def _begin(task: TrialTask) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     _tasks.append(task)
 
