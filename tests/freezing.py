@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+MANY = 100_000  # objects; to look at them takes a twentieth of a second
 _FREEZE = gc.freeze
 _UNFREEZE = gc.unfreeze
 
@@ -20,6 +21,13 @@ def freeze_for_good() -> None:
     gc.collect()
     _FREEZE()
     gc.freeze = gc.unfreeze = _nothing
+
+
+def freeze_what_stays() -> None:
+    """Behind the tests of a file: what they have imported stays for all others."""
+    if len(gc.get_objects()) > MANY:
+        gc.collect()
+        _FREEZE()
 
 
 def _nothing() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.durations import longest_first
-from tests.freezing import freeze_for_good
+from tests.freezing import freeze_for_good, freeze_what_stays
 
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
 NUM_INDEX_BYTES = 2
@@ -243,6 +243,7 @@ class Inside:
         folder = module.parent if module is not None else None
         for item, following in zip(items, [*items[1:], folder], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        freeze_what_stays()
 
     def send(self, kind: str, *values: object) -> None:
         self._messages.send((kind, *values))

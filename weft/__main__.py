@@ -4,4 +4,6 @@ import sys
 
 from weft.cli.main import main
 
-sys.exit(main())
+# Not in processes that import this module again to begin.
+if __name__ == "__main__":
+    sys.exit(main())

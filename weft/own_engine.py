@@ -15,9 +15,9 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from weft.client.client import EngineClient
 from weft.client.generation import Generation
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from weft.journal.recorder import RecordedEngine
 
 LONGEST_WAIT_S = 1.0  # for the engine, so that Ctrl-C is noticed
+# Signals that programs have functions for, which may raise: Ctrl-C, and bounds of time.
+DELAYED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2),
+)
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 
 class OwnEngine:
@@ -95,7 +101,7 @@ class OwnEngine:
         with self.lock:
             engine = self.engine
             client = self.client
-            with self._counted_ends(), DelayedInterrupt():
+            with self._counted_ends(), DelayedSignals():
                 while self._inbox:
                     reply = engine.submit(self._inbox.popleft())
                     if reply is not None:
@@ -195,18 +201,24 @@ class FairLock:
         self._lock.release()
 
 
-class DelayedInterrupt:
-    """Within this block Ctrl-C waits for its end: nothing is interrupted in the middle.
+class DelayedSignals:
+    """Within this block Ctrl-C, and other signals for which the program has a function, wait for
+    its end: nothing is interrupted in the middle.
 
-    Only the main thread can do this; elsewhere the block does nothing, because Ctrl-C does not
-    reach other threads.
+    Only the main thread can do this; elsewhere the block does nothing, because Python calls these
+    functions in no other thread.
     """
 
     def __enter__(self) -> None:
-        self._arrived = False
-        self._is_main = threading.current_thread() is threading.main_thread()
-        if self._is_main:
-            self._before = signal.signal(signal.SIGINT, self._note)
+        self._arrived: list[int] = []
+        self._before: dict[int, Handler] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in DELAYED:
+            handler = signal.getsignal(signum)
+            if callable(handler):
+                self._before[signum] = handler
+                signal.signal(signum, self._note)
 
     def __exit__(
         self,
@@ -214,10 +226,12 @@ class DelayedInterrupt:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._is_main:
-            signal.signal(signal.SIGINT, self._before)
-            if self._arrived and value is None:
-                raise KeyboardInterrupt
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        with ExitStack() as stack:  # each is called, whatever another one raises
+            for signum in reversed(self._arrived):
+                stack.callback(self._before[signum], signum, None)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self._arrived = True
+        if signum not in self._arrived:
+            self._arrived.append(signum)

@@ -394,7 +394,10 @@ GROUPS_OF_COMMANDS = (
     Group(
         "Commands of the terminal",
         "`weft COMMAND --help` says what a command takes.",
-        ("cli/", "bench/", "sim/", "batches/", "llm", "own_engine", "client/prompt_reader"),
+        (
+            *("cli/", "bench/", "sim/", "capacity/", "batches/", "llm", "own_engine"),
+            "client/prompt_reader",
+        ),
     ),
 )
 GROUPS_OF_REQUESTS = (

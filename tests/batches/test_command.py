@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from tests.server.fake import HANG_S, RunningServer, running
+from weft.batches.file_run import ResultFiles
 from weft.batches.line_file import LineFile
-from weft.cli.batch import Asking, BatchOptions
+from weft.cli.batch import Asking, BatchOptions, RequestLines
 from weft.cli.main import main
 from weft.cli.remote import RemoteServer
+from weft.config.options import SettingsError
 
 NUM_LINES = 60
 RUN = "import sys; from weft.cli.main import main; main(sys.argv[1:])"
@@ -159,6 +161,11 @@ def test_what_cannot_be_run_is_one_line(
 ) -> None:
     assert main(["batch", *words]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_results_need_a_file_in_which_a_run_can_go_on() -> None:
+    with pytest.raises(SettingsError, match="--output is /dev/null: no regular file"):
+        ResultFiles(Path(os.devnull), RequestLines())
 
 
 @pytest.mark.parametrize("body", [b"[]", b"[" * 100_000])

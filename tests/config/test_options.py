@@ -170,6 +170,7 @@ def test_bad_variable_is_named() -> None:
     ("content", "message"),
     [
         ("thread = 3", "unknown key 'thread' in {file}; did you mean threads?"),
+        ("num-yarns = 3", "unknown key 'num-yarns' in {file}; its name in weft is threads"),
         ('threads = "3"', "threads in {file} is '3'; a whole number is expected"),
         ("threads = true", "threads in {file} is True; a whole number is expected"),
         ("shuttle = 1", "shuttle in {file} is 1; true or false is expected"),

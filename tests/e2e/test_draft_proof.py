@@ -26,6 +26,7 @@ def test_random_requests_have_the_same_answers_with_drafts_of_each_source(seed: 
     assert num_right(wrong) < wrong.total_drafts_ngram / 10
 
 
+@pytest.mark.slow
 def test_random_requests_have_the_same_tokens_where_torch_computes() -> None:
     settings: dict[str, Any] = {"kernels": "torch", "dtype": "float32"}
     _, tree, knowing = prove(3, 4, ("tree", "knowing"), **settings)

@@ -46,11 +46,8 @@ def answered(folder: Path | None, **settings: Any) -> tuple[list[Any], Stats]:
 
 
 def test_random_requests_have_the_same_answers_with_a_head(head: Path) -> None:
-    num_guessed = 0
-    for seed in (11, 12):
-        _, with_head = prove(seed, 8, ("eagle3",), str(head))
-        num_guessed += with_head.total_drafts_eagle3
-    assert num_guessed > 20  # where little memory is left, nothing is guessed
+    _, with_head = prove(11, 8, ("eagle3",), str(head))
+    assert with_head.total_drafts_eagle3 > 20  # where little memory is left, nothing is guessed
 
 
 @pytest.mark.parametrize("name", every_second(FAMILIES))

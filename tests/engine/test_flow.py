@@ -410,6 +410,7 @@ def test_an_engine_with_nothing_to_do_wakes_for_each_turn_of_a_ramp() -> None:
         assert ramp.frontier(at, 66) == blocked_from + 1
         assert ramp.frontier(at - 0.01, 66) == blocked_from
     assert ramp.next_s(66, 66) == 108.0
+    assert [ramp.left_s(at) for at in (100.0, 103.0, 109.0)] == [8.0, 5.0, 0.0]
 
 
 def test_in_a_ramp_requests_that_come_meanwhile_soon_go_on_as_fast_as_they_come() -> None:

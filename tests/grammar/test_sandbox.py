@@ -26,7 +26,7 @@ from weft.messages.sampling import Grammar
 
 VOCABULARY = Path(weft.__file__).parent / "bundled" / "weft-nano" / "tokenizer.json", 4_096, (0,)
 TIMEOUT_S = 1.0
-BOMB_S = 0.3  # of a processor, for each of many bombs
+BOMB_S = 0.2  # of a processor, for each of many bombs
 
 
 def _deep(depth: int) -> dict[str, Any]:

@@ -3,12 +3,15 @@ user can mend."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,10 @@ from weft.cli import main as cli
 from weft.cli.readable import readable
 from weft.config.amounts import size
 from weft.config.environment import unknown_variables
+from weft.config.options import SettingsError
+from weft.config.server import ServerConfig
+from weft.launch import front
+from weft.text.templates.chat_template import TemplateError
 
 HEAVY = ("torch", "numpy", "starlette", "uvicorn", "tokenizers", "zmq", "msgspec")
 
@@ -257,6 +264,53 @@ def test_python_m_weft_is_weft() -> None:
     assert done.stderr == "weft: there is no folder /nowhere\n"
 
 
+def test_output_that_the_disk_does_not_take_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(["version"]) == 1
+    error = capsys.readouterr().err
+    assert error == "weft: a file cannot be read or written: No space left on device\n"
+
+
+def test_closed_streams_are_empty_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert cli.main(["version"]) == 0
+    assert sys.stdin.read() == ""
+    for name in ("stdin", "stdout", "stderr"):
+        getattr(sys, name).close()
+
+
+def test_a_character_that_the_output_has_not_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.version.__version__", "\u00b7")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert cli.main(["version"]) == 0
+    assert sys.stdout.buffer.getvalue() == b"weft \\xb7\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "y"), "used: it is not text in UTF-8"),
+        (FileNotFoundError(2, "No such file", "t.jinja"), "which cannot be used: No such file"),
+        (TemplateError("line 3"), "which cannot be used: line 3"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_read_is_refused(
+    fault: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(front, "start_helpers", fail)
+    context: Any = SimpleNamespace(config=ServerConfig(chat_template="t.jinja"), limits=None)
+    parts: Any = SimpleNamespace(tokenizer=None, processor=None)
+    with pytest.raises(SettingsError, match=words):
+        front.front_helpers(context, parts)
+
+
 def test_chat_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -328,6 +382,9 @@ def test_a_variable_that_nothing_reads_is_named_with_a_similar_one() -> None:
     }
     read = {"WEFT_THREADS": "2", "WEFT_WORKER": "http://a", "WEFT_CACHE": "/tmp", "HOME": "/"}
     assert list(unknown_variables(of_kubernetes | read)) == []
+    assert list(unknown_variables({"WEFT_MAX_MODEL_LEN": "512"})) == [
+        "nothing reads the variable WEFT_MAX_MODEL_LEN; its name in weft is WEFT_CONTEXT_LENGTH"
+    ]
     assert list(unknown_variables({"WEFT_PROT": "1", "WEFT_XYZZY": ""})) == [
         "nothing reads the variable WEFT_PROT; did you mean WEFT_PORT?",
         "nothing reads the variable WEFT_XYZZY",

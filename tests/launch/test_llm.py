@@ -111,6 +111,7 @@ def test_a_parameter_of_another_type_is_named(
 
 
 PROMPT = "a text, token ids, an array of input embeddings or a dictionary with a prompt"
+MESSAGE = {"role": "assistant", "content": "x"}
 MESSAGES = "a list of messages, or a list of such lists,"
 
 
@@ -145,6 +146,12 @@ MESSAGES = "a list of messages, or a list of such lists,"
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
             "messages[0].content[0].text is None; a text is expected",
         ),
+        (
+            "chat",
+            {"messages": [MESSAGE | {"tool_calls": 5}]},
+            "messages[0].tool_calls is 5; a list",
+        ),
+        ("chat", {"messages": [MESSAGE | {"tool_calls": [5]}]}, "messages[0].tool_calls[0] is 5"),
         ("chat_ids", {"messages": []}, "messages is empty; 1 message or more is expected"),
         ("prompt", {"text": 1.5, "params": GREEDY}, f"prompt is 1.5; {PROMPT} is expected"),
         ("prompt", {"text": "a", "params": None}, "params is None; weft.SamplingParams is"),
@@ -280,20 +287,33 @@ def test_leaving_a_stream_early_aborts_it(llm: LLM) -> None:
     assert not llm._own.engine.has_work
 
 
-def test_interrupt_waits_for_the_end_of_the_step_and_leaves_the_engine_usable(folder: Path) -> None:
+def out_of_time(*_: object) -> None:
+    raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGALRM, TimeoutError)]
+)
+def test_a_signal_waits_for_the_end_of_the_step_and_leaves_the_engine_usable(
+    folder: Path, signum: int, raised: type[BaseException]
+) -> None:
     llm, runner = oracle_llm(folder)
 
     class Interrupting(OracleRunner):
         def launch(self, plan: Plan) -> OracleStep:
             if plan.step == 5:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signum)
             return super().launch(plan)
 
     runner.__class__ = Interrupting
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate([[1], [2], [3]], SamplingParams(max_new_tokens=100, ignore_eos=True))
-    assert signal.getsignal(signal.SIGINT) is before
+    at_first = signal.signal(signal.SIGALRM, out_of_time)
+    before = signal.getsignal(signum)
+    try:
+        with pytest.raises(raised):
+            llm.generate([[1], [2], [3]], SamplingParams(max_new_tokens=100, ignore_eos=True))
+        assert signal.getsignal(signum) is before
+    finally:
+        signal.signal(signal.SIGALRM, at_first)
     (output,) = llm.generate([4, 5], GREEDY)
     assert output.token_ids == expected([4, 5])
     assert not llm._own.engine.has_work

@@ -7,7 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,35 @@ def test_a_thread_that_takes_the_lock_again_waits_for_one_that_waits() -> None:
         order.append("first again")
     other.join()
     assert order == ["other", "first again"]
+
+
+def test_one_thread_waits_for_the_lock_and_all_others_for_it() -> None:
+    found: list[bool] = []
+    waits = threading.Event()
+
+    def on_wait() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(lock._gate.acquire, blocking=False).result(HANG_S))
+        waits.set()
+
+    lock = FairLock(on_wait=on_wait)
+    other = threading.Thread(target=lock.__enter__)
+    with lock:
+        other.start()
+        waits.wait(HANG_S)
+    other.join()
+    assert found == [False]
+
+
+def test_what_ends_in_a_step_that_is_interrupted_is_counted(llm: LLM) -> None:
+    own = llm._own
+    stream: Any = llm.stream([1, 2], LONG)
+    next(stream)
+    before = own.num_ended
+    with suppress(KeyboardInterrupt), own._counted_ends():
+        stream.close()
+        raise KeyboardInterrupt
+    assert own.num_ended == before + 1
 
 
 class Interrupt:

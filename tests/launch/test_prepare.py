@@ -23,3 +23,16 @@ def test_more_threads_than_cores_are_warned_of(
     assert "--threads" not in caplog.text
     prepare(replace(config, threads=99), machine)
     assert "--threads 99 makes 99 threads on 2 cores" in caplog.text
+
+
+def test_a_start_that_waits_for_a_compiler_says_so(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path)
+    monkeypatch.setattr("weft.assemble.prepare.find", lambda _: None)
+    monkeypatch.setattr("weft.assemble.prepare.find_compiler", lambda: ("c++",))
+    config = EngineConfig(model=str(tmp_path), load_format="dummy", device="cpu")
+    prepare(replace(config, kernels="torch"))
+    assert "are compiled" not in caplog.text
+    prepare(config)
+    assert "the CPU kernels are compiled for this machine" in caplog.text

@@ -86,7 +86,7 @@ def make(folder: Path, seed: int = 7, **sizes: Any) -> SpeechModel:
     torch.manual_seed(seed)
     model = transformers.WhisperForConditionalGeneration(config)
     randomize(model, seed)
-    model.generation_config = generation_config()
+    model.generation_config = generation_config(config.max_target_positions)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     extractor.save_pretrained(folder)
@@ -98,7 +98,7 @@ class Processor(NamedTuple):
     feature_extractor: Any
 
 
-def generation_config() -> Any:
+def generation_config(max_length: int) -> Any:
     return transformers.GenerationConfig(
         bos_token_id=EOS,
         eos_token_id=EOS,
@@ -110,7 +110,7 @@ def generation_config() -> Any:
         no_timestamps_token_id=NO_TIMESTAMPS,
         prev_sot_token_id=IDS["<|startofprev|>"],
         max_initial_timestamp_index=50,
-        max_length=SIZES["max_target_positions"],
+        max_length=max_length,
         suppress_tokens=SUPPRESSED,
         begin_suppress_tokens=[32, EOS],
         alignment_heads=[[1, 0], [2, 3]],

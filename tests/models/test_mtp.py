@@ -151,7 +151,8 @@ def served(
     return Served(made.checkpoint.folder, kernels=kernels, speculative="mtp", **settings), noted
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+# Chains by torch are the same (below).
+@pytest.mark.parametrize("kernels", ["auto", *slow(["torch"])])
 def test_first_guesses_are_those_of_transformers(
     made: Made, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

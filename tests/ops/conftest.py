@@ -39,6 +39,10 @@ SETS = tuple(one.name for one in BUILT)
 SERVED = sets_here()[0].name
 SERVING = {SERVED, PORTABLE.name}
 OTHERS = tuple(one for one in BUILT if one.name not in SERVING)
+# Each line of its code is also in one of these two: of the first it lacks the pairs, and the second
+# lacks its bytes. So a usual run neither compiles nor tries it.
+BESIDE = {"avx512_bf16_kv", "avx512"}
+BETWEEN = "avx512_vnni" if NAMES >= BESIDE and SERVED != "avx512_vnni" else ""
 
 
 # The first test of a run waits for the compiler, which takes a minute or two, and on a busy machine
@@ -50,8 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "library_file" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+        if parameters_of(item).get("kernels") == BETWEEN:
+            item.add_marker(pytest.mark.slow)
     for item in of_other_thirds(items):
         item.add_marker(pytest.mark.slow)
+
+
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else dict(callspec.params)
 
 
 def of_other_thirds(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
@@ -59,8 +70,7 @@ def of_other_thirds(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
     all, each other one a third."""
     functions: defaultdict[str, list[Any]] = defaultdict(list)
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and callspec.params.get("kernels") in SETS:
+        if parameters_of(item).get("kernels") in SETS:
             functions[item.nodeid.partition("[")[0]].append(item)
     for tests in functions.values():
         rows = [test.callspec._idlist for test in tests]
@@ -87,12 +97,15 @@ def library_file() -> Path:
 
 
 @pytest.fixture(scope="session")
-def others_file() -> Path:
+def others_file(request: pytest.FixtureRequest) -> Path:
+    sets = OTHERS
+    if not request.config.option.all:
+        sets = tuple(one for one in OTHERS if one.name != BETWEEN)
     folder = Path(tempfile.gettempdir()) / f"weft-test-kernels-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid()
     assert not folder.stat().st_mode & 0o077
-    made = folder / library_name(OTHERS)
+    made = folder / library_name(sets)
     if made.exists():
         return made  # whoever builds another one need not be waited for
     with (folder / "lock").open("w") as lock:
@@ -103,7 +116,7 @@ def others_file() -> Path:
                 # A younger one may be in use by another run.
                 if time.time() - old.stat().st_mtime > DAY_S:
                     old.unlink(missing_ok=True)
-            build(made, OTHERS)
+            build(made, sets)
     return made
 
 

@@ -114,6 +114,9 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     made = find_or_build()
     assert made.read_text() == "compiled\n"
     assert made.parent.stat().st_mode & 0o077 == 0
+    assert find_or_build() == made, "the next start finds it"
+    made.parent.chmod(0o777)  # somebody else may have put it there
+    assert find_or_build().parent != made.parent
 
 
 def test_a_read_only_cache_serves_what_it_has(machine: Path, monkeypatch: pytest.MonkeyPatch):

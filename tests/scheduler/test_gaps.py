@@ -13,9 +13,14 @@ from weft.scheduler.times import (
     MAX_STEPS,
     NO_GAP,
     NO_ROWS,
+    NUM_PARTS,
     Gap,
     GapSteps,
+    Phase,
+    Spent,
+    SpentOn,
     StepNote,
+    StepTotals,
     TokenGaps,
 )
 
@@ -76,6 +81,25 @@ def test_of_a_gap_with_very_many_steps_the_last_are_counted() -> None:
     steps = gaps.of(0).steps
     assert steps is not None
     assert (steps.num, steps.seconds, steps.has_more) == (MAX_STEPS, MAX_STEPS, True)
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (Phase.PROMPT, {SpentOn.OTHERS: 15.0, SpentOn.BETWEEN: 16.0}),
+        (
+            Phase.DECODES,
+            {SpentOn.DECODE: 1.0, SpentOn.MIXED: 2.0, SpentOn.PROMPTS: 12.0, SpentOn.REST: 16.0},
+        ),
+    ],
+)
+def test_each_kind_of_time_since_its_last_step_is_added_to_its_part(
+    phase: Phase, expected: dict[SpentOn, float]
+) -> None:
+    since = StepTotals(1.0, 1.0, 1.0, 1.0, 1.0)
+    spent = Spent(0.0, [0.0] * NUM_PARTS, phase=phase, totals=since)
+    spent.close(31.0, StepTotals(2.0, 3.0, 5.0, 9.0, 17.0))
+    assert {part: spent.seconds[part] for part in SpentOn if spent.seconds[part]} == expected
 
 
 class RowsAtRandom:

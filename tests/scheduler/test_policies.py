@@ -251,6 +251,27 @@ def test_nobody_is_preempted_in_vain() -> None:
     world.check_outputs()
 
 
+def test_room_for_a_request_is_not_made_of_its_own_prefix() -> None:
+    world = World(
+        settings(
+            schedule_policy="priority", num_pages=100, context_length=100, preemption_threshold=0
+        )
+    )
+    world.send([3] * 40, max_new_tokens=1, ignore_eos=True)
+    world.run_dry()
+    low = world.send([2], max_new_tokens=50, ignore_eos=True)
+    for _ in range(5):
+        world.step()
+    high = world.send([3] * 40 + [4] * 40, max_new_tokens=2, ignore_eos=True, priority=5)
+    while high not in world.finished:
+        world.step()
+    assert low not in world.finished
+    world.run_dry()
+    assert world.finished[low].retractions == 1
+    assert world.finished[high].cached_tokens == 40
+    world.check_outputs()
+
+
 def test_a_long_prompt_of_a_low_class_does_not_hold_the_steps_of_a_high_one() -> None:
     world = World(
         settings(schedule_policy="priority", chunked_prefill_size=8, preemption_threshold=10)

@@ -118,6 +118,26 @@ def test_a_decoding_row_holds_its_window_and_two_pages() -> None:
     assert windows_of(world.scheduler.kv).pool.num_owned * 16 == held_tokens(world, id)
 
 
+@pytest.mark.parametrize("window", [32, 33, 34])
+def test_before_the_next_step_a_row_gives_back_what_its_last_page_border_does_not_see(
+    window: int,
+) -> None:
+    world = World(settings(windows=WindowSettings(window=window, num_pages=64)))
+    id = world.send(prompt(2, 300), max_new_tokens=200, ignore_eos=True)
+    kv = world.scheduler.kv
+    windows = windows_of(kv)
+    freed = 0
+    for _ in range(60):
+        world.step(check=False)
+        before = windows.available
+        row = world.request(id).row
+        assert kv.room.decode_fits(np.array([row], dtype=np.int32))
+        freed += windows.available - before
+        border = (int(kv.columns.kv_len[row]) - 1) // 16 * 16
+        assert windows.first[row] == (border - window + 1) // 16 * 16
+    assert freed >= 2 * 16
+
+
 def test_the_same_bytes_admit_three_times_the_requests() -> None:
     # Gemma 3: five of six layers have a window. A token takes 1 byte in each layer.
     one_pool = 8_192

@@ -41,6 +41,9 @@ def watched() -> Iterator[RunningServer]:
         yield server
 
 
+SSE = "text/event-stream; charset=utf-8"
+
+
 def events(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
     name = ""
     for line in answer.iter_lines():
@@ -155,7 +158,7 @@ def test_with_keys_the_page_is_open_and_tells_nothing() -> None:
 
 def test_pictures_come_as_events_with_text_as_text(watched: RunningServer) -> None:
     with httpx.stream("GET", f"{watched.url}/events") as answer:
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["content-type"] == SSE
         told = events(answer)
         name, hello = next(told)
         assert (name, hello["model"], hello["has_chat"]) == ("hello", MODEL, True)
@@ -171,6 +174,12 @@ def test_pictures_come_as_events_with_text_as_text(watched: RunningServer) -> No
     asked = watched.asked  # type: ignore[attr-defined]
     assert [one.since_step for one in asked[:2]] == [-1, 0]
     assert [one.since_round for one in asked[:2]] == [0, 1]
+
+
+def test_the_head_of_events_has_an_end(watched: RunningServer) -> None:
+    answer = httpx.head(f"{watched.url}/events")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, SSE)
+    assert answer.headers["content-length"] == "0"
 
 
 def test_ten_viewers_cost_the_engine_as_much_as_one_and_nobody_nothing(

@@ -31,7 +31,7 @@ _AS_TEXT = f"{{{{ {_ARGUMENTS} if {_ARGUMENTS} is string else {_ARGUMENTS} | toj
 _WALKED = (
     f"{{% for key, value in {_ARGUMENTS}.items() %}}{{{{ key }}}}={{{{ value }}}};{{% endfor %}}"
 )
-STEP = 44  # bytes between the places at which one template cuts an answer
+STEP = 88  # bytes between the places at which one template cuts an answer
 TEMPLATES = {"text": _TURNS.replace("CALL", _AS_TEXT), "walked": _TURNS.replace("CALL", _WALKED)}
 
 

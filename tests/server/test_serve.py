@@ -11,7 +11,8 @@ import httpx
 
 from tests.server.fake import HANG_S, SkippingLoop, eventually, running
 from weft.config.limits import Limits
-from weft.server.serve import run
+from weft.config.server import ServerConfig
+from weft.server.serve import make_server, run
 
 
 def test_head_that_does_not_come_is_cut_off() -> None:
@@ -43,6 +44,14 @@ def test_idle_connection_is_kept_but_every_head_has_its_time() -> None:
         assert eventually(lambda: any(one._head_len > 0 for one in server.connections))
         server.skip(600)
         assert connection.recv(1_000) == b""
+
+
+def test_idle_connection_is_kept_for_parts_of_seconds_too() -> None:
+    async def app(*_: object) -> None:
+        pass
+
+    server = make_server(app, ServerConfig(), Limits(keep_alive_s=1.5))
+    assert server.config.timeout_keep_alive == 1.5
 
 
 def test_slow_body_is_no_slow_head() -> None:

@@ -72,7 +72,8 @@ class Spoken(NamedTuple):
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spoken]:
-    checkpoint = speaking.make(tmp_path_factory.mktemp("spoken"))
+    # Such a model often speaks as long as it can.
+    checkpoint = speaking.make(tmp_path_factory.mktemp("spoken"), max_target_positions=56)
     limits = Limits(max_speech_s=20)
     with serving(checkpoint.folder, limits, dtype="float32") as server:
         yield Spoken(checkpoint, server)

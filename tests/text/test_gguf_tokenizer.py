@@ -253,7 +253,7 @@ def published(pre: str, folder: Path) -> tokenizers.Tokenizer:
     return loaded.backend_tokenizer
 
 
-@pytest.mark.parametrize("num", [NUM_TEXTS // 20, *slow([NUM_TEXTS])])
+@pytest.mark.parametrize("num", [NUM_TEXTS // 50, *slow([NUM_TEXTS])])
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_texts_have_the_tokens_of_transformers(pre: str, num: int, tmp_path: Path) -> None:
     ours = ids_of(made(metadata(pre)), num)

@@ -29,12 +29,12 @@ from weft.config.numbers import counted
 from weft.config.options import SettingsError
 from weft.config.parallel import num_ranks
 from weft.config.quantized import check_method
-from weft.config.resolve import kept_as, resolve
+from weft.config.resolve import device_of, kept_as, resolve
 from weft.config.sizing import Sizing
 from weft.config.speculative_config import with_speculative_config
 from weft.messages.sampling import InvalidParam, SamplingParams
 from weft.observe.log import EventLog
-from weft.ops.cpp.build import CannotBuild, find_or_build
+from weft.ops.cpp.build import CannotBuild, find, find_compiler, find_or_build
 
 if TYPE_CHECKING:
     from weft.text.media.families import ProcessorRecipe
@@ -97,6 +97,7 @@ def prepare(
     _check_profile_dir(config.profile_dir)
     # From here on no "auto" is left: the settings say what runs.
     machine = machine or probe()
+    _warn_of_build(config, machine)
     needs_kernels = model.stored.has_codes or num_ranks(config) > 1
     if needs_kernels and not has_kernels(config):
         machine = replace(machine, has_kernels=False)
@@ -131,16 +132,36 @@ def _check_profile_dir(folder: str) -> None:
         raise SettingsError(f"--profile-dir is {folder!r}, into which this user cannot write")
 
 
+def _warn_of_build(config: EngineConfig, machine: Machine) -> None:
+    """Say what the start waits for."""
+    if device_of(config, machine) != "cpu" or config.kernels == "torch":
+        return
+    try:
+        is_there = find(_named_set(config)) is not None
+        if not is_there:
+            find_compiler()
+    except CannotBuild:
+        return
+    if not is_there:
+        log.warning(
+            "the CPU kernels are compiled for this machine, which takes a minute or two; the next "
+            "start finds them"
+        )
+
+
 def has_kernels(config: EngineConfig) -> bool:
     """Whether kernels for this processor exist or can be built. Only kernels compute with codes."""
     if config.kernels == "torch":
         return False
-    name = config.kernels if config.kernels != "auto" else ""
     try:
-        find_or_build(name)
+        find_or_build(_named_set(config))
     except CannotBuild:
         return False
     return True
+
+
+def _named_set(config: EngineConfig) -> str:
+    return config.kernels if config.kernels != "auto" else ""
 
 
 def _sampling(source: str, folder: Path, model: ModelConfig) -> SamplingParams:

@@ -76,6 +76,10 @@ class ResultFiles:
 
     def __init__(self, output: Path, kind: LineKind) -> None:
         """Raises SettingsError if they cannot be written, or hold something else."""
+        if output.exists() and not output.is_file():
+            raise SettingsError(
+                f"--output is {output}: no regular file, so no run could go on in it"
+            )
         try:
             self.done = _names_in(output, kind) if output.exists() else set()
             self._output = LineFile(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from weft.capacity.limits import Limit, what_limits
 from weft.capacity.machine import MeasuredMachine
 from weft.capacity.pool import least_kv_tokens
 from weft.capacity.search import Candidate, Search, Searched
-from weft.capacity.trial import LoadPoint, LoadTrials, TrialSettings
+from weft.capacity.trial import LoadPoint, LoadTrials, TrialPoint, TrialSettings
+from weft.capacity.workers import TrialTask, TrialWorkers
 from weft.capacity.workload import LeveledLoad
 from weft.scheduler.settings import SchedulerSettings
 
@@ -74,13 +76,25 @@ class Question(NamedTuple):
 
 
 def answer(
-    machine: MeasuredMachine, question: Question, stop: Callable[[], bool] = lambda: False
+    machine: MeasuredMachine,
+    question: Question,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    num_workers: int = 1,
 ) -> CapacityAnswer:
-    """Search, and describe what was found. `stop` ends the search early."""
-    trials = LoadTrials(machine, question.workload, question.wanted)
-    search = Search(trials, question.axes, wanted_level=question.wanted_level, stop=stop)
-    searched = search.run(machine.settings)
-    return described(trials, searched, question, stop)
+    """Search, and describe what was found. `stop` ends the search early. `num_workers`: simulations
+    at a time."""
+    workload = question.workload
+    wanted = question.wanted
+    with ExitStack() as stack:
+        workers = None
+        if num_workers > 1:
+            workers = TrialWorkers(num_workers, TrialTask(machine, workload, wanted))
+            stack.callback(workers.close)
+        trials = LoadTrials(machine, workload, wanted, workers)
+        search = Search(trials, question.axes, wanted_level=question.wanted_level, stop=stop)
+        searched = search.run(machine.settings)
+        return described(trials, searched, question, stop)
 
 
 def described(
@@ -132,9 +146,13 @@ def level_of(levels: Sequence[float], knee: int) -> float:
 def _curve(trials: LoadTrials, best: Candidate) -> list[CurvePoint]:
     levels = trials.workload.levels
     spread = trials.machine.spread
+    shown = [levels[index] for index in around(levels, best.knee)]
+    factors = (1.0, spread.slow, spread.fast)
+    trials.prepare(
+        [TrialPoint(best.settings, level, factor) for level in shown for factor in factors]
+    )
     found = []
-    for index in around(levels, best.knee):
-        level = levels[index]
+    for level in shown:
         usual = trials.point(best.settings, level)
         slow = trials.point(best.settings, level, spread.slow)
         fast = trials.point(best.settings, level, spread.fast)

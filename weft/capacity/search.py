@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from weft.capacity.axes.axis import Axis, AxisValue
 from weft.capacity.knee import find_knee
-from weft.capacity.trial import LoadPoint, LoadTrials
+from weft.capacity.trial import LoadPoint, LoadTrials, TrialPoint
 from weft.scheduler.settings import SchedulerSettings
 
 GAIN = 1.01  # a value that brings less is not worth a change
@@ -61,16 +61,17 @@ class Search:
         for _ in range(ROUNDS):
             before = best
             for axis in self._axes:
-                for value in axis.values(self._trials.machine, best):
+                options = self._options(axis, best)
+                for begin in range(0, len(options), self._trials.num_at_once):
                     if self._stop():
                         is_complete = False
                         break
-                    settings = _changed(axis, best, value)
-                    if settings is None:
-                        continue
-                    seen[settings] = self._worth(settings, probe)
-                    if seen[settings] > GAIN * self._worth(best, probe):
-                        best = settings
+                    some = options[begin : begin + self._trials.num_at_once]
+                    self._prepare(some, probe)
+                    for settings in some:
+                        seen[settings] = self._worth(settings, probe)
+                        if seen[settings] > GAIN * self._worth(best, probe):
+                            best = settings
                 if self._trials.bears(best, self._levels[probe]) and not self._stop():
                     knee = self.knee(best, probe)
                     probe = self._probe(knee)
@@ -85,6 +86,20 @@ class Search:
             return self._trials.bears(settings, self._levels[index])
 
         return find_knee(bears, len(self._levels), first)
+
+    def _options(self, axis: Axis, settings: SchedulerSettings) -> list[SchedulerSettings]:
+        """The settings with each value of an axis that contradicts no other one."""
+        options = []
+        for value in axis.values(self._trials.machine, settings):
+            changed = _changed(axis, settings, value)
+            if changed is not None:
+                options.append(changed)
+        return options
+
+    def _prepare(self, several: Sequence[SchedulerSettings], index: int) -> None:
+        """Simulate several settings at one level."""
+        level = self._levels[index]
+        self._trials.prepare([TrialPoint(settings, level) for settings in several])
 
     def candidate(
         self, settings: SchedulerSettings, base: SchedulerSettings, knee: int, probe: int
@@ -129,6 +144,7 @@ class Search:
         first = sorted(seen, key=lambda one: -seen[one])[: 2 * NUM_RANKED]
         if base not in first:
             first.append(base)
+        self._prepare(first, probe)
         by_worth: dict[float, Candidate] = {}
         for settings in first:
             worth = self._worth(settings, probe)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -100,50 +101,84 @@ class TrialSettings:
     share: float = 0.95  # of the requests must be within `slo` at a level that is borne
 
 
+class TrialPoint(NamedTuple):
+    """What is simulated."""
+
+    settings: SchedulerSettings
+    level: float
+    factor: float = 1.0  # the machine's speed relative to the usual one
+
+
+def simulated(
+    machine: MeasuredMachine, workload: LeveledLoad, wanted: TrialSettings, point: TrialPoint
+) -> LoadPoint:
+    """The figures of one simulation."""
+    settings = point.settings
+    cost = MeteredCurve(machine.curve)
+    record = simulate(
+        settings,
+        cost,
+        workload.arrivals(point.level),
+        overlap=machine.overlaps,
+        speed=machine.speed(point.factor),
+    )
+    front_s = with_front(record, machine)
+    return LoadPoint.of(
+        point.level,
+        summarize(record, wanted.slo),
+        cost,
+        kv_use=cost.most_context / max(settings.num_pages * settings.page_size, 1),
+        front_s=front_s,
+    )
+
+
+class PointWorkers(Protocol):
+    """Processes that simulate."""
+
+    num: int
+
+    def run(self, points: Sequence[TrialPoint]) -> Sequence[LoadPoint]: ...
+
+
 class LoadTrials:
-    """Simulations of one machine under one workload. Each is run once."""
+    """Simulations of one machine under one workload. Each is run once. `workers`: they run what is
+    asked for together; None: this process does."""
 
     def __init__(
-        self, machine: MeasuredMachine, workload: LeveledLoad, wanted: TrialSettings
+        self,
+        machine: MeasuredMachine,
+        workload: LeveledLoad,
+        wanted: TrialSettings,
+        workers: PointWorkers | None = None,
     ) -> None:
         self.machine = machine
         self.workload = workload
         self.wanted = wanted
         self.num_run = 0
-        self._speeds: dict[float, object] = {}
-        self._known: dict[tuple[SchedulerSettings, float, float], LoadPoint] = {}
+        self.num_at_once = 1 if workers is None else workers.num
+        self._workers = workers
+        self._known: dict[TrialPoint, LoadPoint] = {}
+
+    def prepare(self, points: Iterable[TrialPoint]) -> None:
+        """Simulate points that will be asked for, if several can be simulated at once."""
+        if self._workers is None:
+            return
+        new = [point for point in dict.fromkeys(points) if point not in self._known]
+        self.num_run += len(new)
+        self._known |= zip(new, self._workers.run(new), strict=True)
 
     def point(self, settings: SchedulerSettings, level: float, factor: float = 1.0) -> LoadPoint:
         """The figures with these settings at this level, on the machine at `factor` times its
         speed."""
-        key = (settings, level, factor)
-        if key not in self._known:
-            self._known[key] = self._simulated(settings, level, factor)
-        return self._known[key]
+        point = TrialPoint(settings, level, factor)
+        if point not in self._known:
+            self.num_run += 1
+            self._known[point] = simulated(self.machine, self.workload, self.wanted, point)
+        return self._known[point]
 
     def bears(self, settings: SchedulerSettings, level: float, factor: float = 1.0) -> bool:
         """Whether enough requests are within the bounds."""
         return self.point(settings, level, factor).good_share >= self.wanted.share
-
-    def _simulated(self, settings: SchedulerSettings, level: float, factor: float) -> LoadPoint:
-        self.num_run += 1
-        machine = self.machine
-        cost = MeteredCurve(machine.curve)
-        record = simulate(
-            settings,
-            cost,
-            self.workload.arrivals(level),
-            overlap=machine.overlaps,
-            speed=machine.speed(factor),
-        )
-        front_s = with_front(record, machine)
-        return LoadPoint.of(
-            level,
-            summarize(record, self.wanted.slo),
-            cost,
-            kv_use=cost.most_context / max(settings.num_pages * settings.page_size, 1),
-            front_s=front_s,
-        )
 
 
 def with_front(record: Record, machine: MeasuredMachine) -> float:

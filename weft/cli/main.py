@@ -6,7 +6,9 @@ Every verb is in a module of its own that is imported only when it runs, so that
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import platform
 import sys
@@ -97,6 +99,7 @@ ELSEWHERE = {
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # numpy's library of products starts threads when it is imported, which spin for 45 ms of a
 # processor; weft has none for them to do. Elsewhere torch may use the same library.
 NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
@@ -104,23 +107,14 @@ NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `weft` with `argv` (None: the process's arguments). Returns the exit status."""
+    _prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"] and words[1:2] and words[1] in VERBS:
         words = [words[1], "--help", *words[2:]]  # weft help serve memory
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
-        return 0
-    if words[0] in ("-V", "--version"):
-        return version([])
     try:
-        if words[0] == "help":
-            return show_topic(words[1:])
-        if words[0] not in VERBS:
-            raise SettingsError(_no_verb(words[0]))
-        warn_of_variables(os.environ)
-        if platform.machine() in ("x86_64", "AMD64"):
-            os.environ.setdefault(NUMPY_THREADS, "1")
-        return _verb(words[0])(words[1:])
+        status = _run(words)
+        sys.stdout.flush()
+        return status
     except (SettingsError, ModelError) as exc:
         if _wants_traceback(words):
             traceback.print_exc()
@@ -131,8 +125,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it: weft --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_FAILED
+    except MemoryError as exc:
+        print(f"weft: there is not enough memory: {exc}", file=sys.stderr)
+        return EXIT_FAILED
+    except OSError as exc:
+        if exc.errno not in DISK_FAULTS:
+            raise
+        print(f"weft: a file cannot be read or written: {exc.strerror}", file=sys.stderr)
+        _drop_output()
+        return EXIT_FAILED
+
+
+def _run(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if words[0] in ("-V", "--version"):
+        return version([])
+    if words[0] == "help":
+        return show_topic(words[1:])
+    if words[0] not in VERBS:
+        raise SettingsError(_no_verb(words[0]))
+    warn_of_variables(os.environ)
+    if platform.machine() in ("x86_64", "AMD64"):
+        os.environ.setdefault(NUMPY_THREADS, "1")
+    return _verb(words[0])(words[1:])
+
+
+def _prepare_streams() -> None:
+    """Let each standard stream be there, though it was closed, and take every character, though its
+    encoding lacks some."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Let the end of the process write nothing more of its output, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def version(argv: Sequence[str]) -> int:

@@ -78,11 +78,15 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     given = {name for name in given if not _is_of_service(name, environ[name])}
     known: set[str] = set(OTHERS)
     of_servers: set[str] = set()
+    elsewhere: dict[str, str] = {}  # the variable of an option, by its names in other engines
     for path in CONFIGS:
         if not given - known:
             return
         module, _, name = path.partition(":")
-        known |= _variables(getattr(importlib.import_module(module), name))
+        config = getattr(importlib.import_module(module), name)
+        known |= _variables(config)
+        for option in options_of(config):
+            elsewhere |= dict.fromkeys(option.elsewhere, option.env)
         if path.startswith("weft.config."):
             of_servers = known - set(OTHERS)
     for path in MODULES:
@@ -93,6 +97,10 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
                 known |= _variables(config)
     likely = [name.removeprefix(ENV_PREFIX) for name in (*sorted(of_servers), *OTHERS)]
     for name in sorted(given - known):
+        ours = elsewhere.get(name.removeprefix(ENV_PREFIX).lower())
+        if ours is not None:
+            yield f"nothing reads the variable {name}; its name in weft is {ours}"
+            continue
         hint = did_you_mean(name.removeprefix(ENV_PREFIX), likely)
         yield f"nothing reads the variable {name}{hint.replace('mean ', 'mean ' + ENV_PREFIX)}"
 

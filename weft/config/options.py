@@ -464,9 +464,8 @@ class Command:
             if isinstance(value, dict) and name not in self._options:
                 raise SettingsError(f"{path} has the table [{key}]; settings stand without a table")
             if name not in self._options:
-                raise SettingsError(
-                    f"unknown key {key!r} in {path}{did_you_mean(name, self._options)}"
-                )
+                hint = _key_hint(name, self._options)
+                raise SettingsError(f"unknown key {key!r} in {path}{hint}")
             values[name] = self._options[name].from_toml(value, f"{key} in {path}")
         return values, tables
 
@@ -487,9 +486,7 @@ class Command:
                 if name not in known and name in self._options:
                     raise SettingsError(f"{key} in {where} is a setting of all models together")
                 if name not in known:
-                    raise SettingsError(
-                        f"unknown key {key!r} in {where}{did_you_mean(name, known)}"
-                    )
+                    raise SettingsError(f"unknown key {key!r} in {where}{_key_hint(name, known)}")
                 values[name] = known[name].from_toml(value, f"{key} in {where}")
             found[table] = Settings(values)
         return found
@@ -591,6 +588,14 @@ class Command:
             )
         parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
         return parser
+
+
+def _key_hint(name: str, known: Mapping[str, Option]) -> str:
+    """What an unknown key of a file is called in weft, or a known one that is written alike."""
+    for option in known.values():
+        if name in option.elsewhere:
+            return f"; its name in weft is {option.name}"
+    return did_you_mean(name, known)
 
 
 def _is_service_link(variable: str, text: str) -> bool:

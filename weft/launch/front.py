@@ -330,9 +330,14 @@ def front_helpers(
     config = context.config
     try:
         return start_helpers(parts.tokenizer, config, context.limits, parts.processor, take_child)
-    except (TemplateError, OSError) as exc:
+    except (TemplateError, OSError, UnicodeDecodeError) as exc:
+        reason = str(exc)
+        if isinstance(exc, OSError):
+            reason = exc.strerror or reason
+        elif isinstance(exc, UnicodeDecodeError):
+            reason = "it is not text in UTF-8"
         raise SettingsError(
-            f"--chat-template is {config.chat_template}, which cannot be used: {exc}"
+            f"--chat-template is {config.chat_template}, which cannot be used: {reason}"
         ) from exc
 
 

@@ -253,7 +253,6 @@ class Forwarder:
         elsewhere = self._targets.elsewhere(id)
         if elsewhere:
             headers.append((ELSEWHERE, elsewhere.encode()))
-            self._metrics.sent_elsewhere()
         try:
             answer = await server.lines.ask(scope["method"], _target(scope), headers, body)
         except NotReached:
@@ -262,6 +261,8 @@ class Forwarder:
             self._metrics.broken(self._targets.role)
             log.warning("no_answer", server=server.address.url, reason=exc)
             raise ApiError(502, f"the server that had the request has not answered: {exc}") from exc
+        if elsewhere:
+            self._metrics.sent_elsewhere()
         try:
             if answer.status == 404 and where.needs_model:
                 unseen = self._targets.models.unseen(where.model, self._targets.out)

@@ -59,7 +59,8 @@ def removal(entry: Entry, hub_cache: Path, models_dir: Path) -> Removal:
     process computes with."""
     if entry.source == "package":
         raise ModelNotFound(
-            f"{entry.name} belongs to an installed package: pip uninstall removes it"
+            f"{entry.name} belongs to an installed package, perhaps to weft itself: it goes with "
+            "that (pip uninstall)"
         )
     if is_in_use(entry.files):
         raise ModelNotFound(

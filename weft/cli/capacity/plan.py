@@ -32,6 +32,7 @@ from weft.cli.capacity.options import PlanOptions, WorkloadOptions
 from weft.cli.capacity.quality import stated_quality
 from weft.cli.capacity.svg import write_svg
 from weft.config.engine import EngineConfig
+from weft.config.machine import usable_cores
 from weft.config.options import (
     Command,
     Settings,
@@ -136,7 +137,7 @@ def planned(settings: Settings) -> list[Planned]:
         )
         stop = SearchTime(options.search_s / len(builds))
         _say(f"searching{f' ({build.name})' if build.name else ''}")
-        answered = answer(machine, question, stop)
+        answered = answer(machine, question, stop, num_workers=usable_cores())
         check_served(answered)
         found.append(Planned(build, answered, []))
     found.sort(key=lambda one: (-one.answer.knee, -one.answer.knee_point.good_per_s))

@@ -101,39 +101,50 @@ def find_or_build(instruction_set: str = "") -> Path:
     """A library with this instruction set, or for "" with the best of this machine: the installed
     one, else the one in the user's cache, which is built if necessary. Raises `CannotBuild`.
     """
+    found = find(instruction_set)
+    if found is not None:
+        return found
+    sets, name = _wanted(instruction_set)
+    for folder in (cache_folder(), temporary_folder()):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not _is_safe(folder):
+                continue
+            with _locked(folder / "lock"):
+                if not _is_ours(folder / name):
+                    build(folder / name, sets, best_only=True)
+                return folder / name
+        except OSError:  # it cannot be written
+            continue
+    private = Path(tempfile.mkdtemp(prefix="weft-kernels-"))  # of this process
+    try:
+        return build(private / name, sets, best_only=True)
+    except CannotBuild:
+        shutil.rmtree(private, ignore_errors=True)
+        raise
+
+
+def find(instruction_set: str = "") -> Path | None:
+    """What `find_or_build` finds; None: it has to build. Raises `CannotBuild`."""
+    _, name = _wanted(instruction_set)
+    for installed in (SOURCES / library_name(all_sets()), SOURCES / name):
+        if installed.exists():
+            return installed
+    for folder in (cache_folder(), temporary_folder()):
+        if _is_safe(folder) and _is_ours(folder / name):
+            return folder / name
+    return None
+
+
+def _wanted(instruction_set: str) -> tuple[Sequence[InstructionSet], str]:
+    """The sets of a library, and its name. Raises `CannotBuild`."""
     flags = processor_flags()
     named = sets_here(instruction_set)
     if flags and not named[0].needs <= flags:
         raise CannotBuild(f"this processor has no {instruction_set}")
     # Every library holds the portable set.
     sets = sets_here() if instruction_set == PORTABLE.name else named
-    name = library_name(_tried(sets, best_only=True))
-    for installed in (SOURCES / library_name(all_sets()), SOURCES / name):
-        if installed.exists():
-            return installed
-    folder = cache_folder()
-    cached = folder / name
-    if _is_ours(cached):
-        return cached
-    try:
-        folder.mkdir(
-            parents=True,
-            exist_ok=True,
-            mode=0o700,
-        )
-        with _locked(folder / "lock"):
-            if not _is_ours(cached):
-                build(cached, sets, best_only=True)
-            return cached
-    except (
-        OSError
-    ):  # the cache cannot be written: a folder of this process's own does as well, once
-        private = Path(tempfile.mkdtemp(prefix="weft-kernels-"))
-        try:
-            return build(private / name, sets, best_only=True)
-        except CannotBuild:
-            shutil.rmtree(private, ignore_errors=True)
-            raise
+    return sets, library_name(_tried(sets, best_only=True))
 
 
 def library_name(sets: Sequence[InstructionSet]) -> str:
@@ -164,6 +175,11 @@ def sets_here(wanted: str = "") -> tuple[InstructionSet, ...]:
 def cache_folder() -> Path:
     base = os.environ.get("WEFT_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "weft" / "kernels"
+
+
+def temporary_folder() -> Path:
+    """Where libraries are if the cache cannot be written."""
+    return Path(tempfile.gettempdir(), f"weft-kernels-{os.getuid()}")
 
 
 def build(
@@ -287,8 +303,13 @@ def _processor_line(name: str) -> str:
     return found.partition(":")[2].strip()
 
 
+def _is_safe(folder: Path) -> bool:
+    """Whether nobody else can exchange a file in this folder."""
+    return folder == cache_folder() or (_is_ours(folder) and not folder.is_symlink())
+
+
 def _is_ours(path: Path) -> bool:
-    """Whether the file exists, belongs to this user, and cannot be written by others."""
+    """Whether the file or folder exists, belongs to this user, and cannot be written by others."""
     try:
         status = path.stat()
     except OSError:

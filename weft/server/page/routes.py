@@ -20,6 +20,7 @@ from weft.server.errors import ApiError
 from weft.server.operation import get
 from weft.server.page.files import INDEX, PageFile, policy, read_files
 
+EVENTS = "text/event-stream"
 STREAM_HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # proxies must not collect events
@@ -92,6 +93,8 @@ async def events(context: ServerContext, request: Request) -> ASGIApp:
             "too many pages are open; try again later",
             headers={"retry-after": "10"},
         )
+    if request.method == "HEAD":  # its answer has no end otherwise
+        return Response(media_type=EVENTS, headers=STREAM_HEADERS)
     return _Stream(context)
 
 
@@ -136,7 +139,7 @@ class _Stream:
         viewer = feed.join()
         try:
             answer = StreamingResponse(
-                self._events(viewer), media_type="text/event-stream", headers=STREAM_HEADERS
+                self._events(viewer), media_type=EVENTS, headers=STREAM_HEADERS
             )
             await answer(scope, receive, send)
         finally:

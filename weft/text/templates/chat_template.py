@@ -458,10 +458,14 @@ def _normalised(
             raise TemplateError(f"{where} has no content", f"{where}.content")
         if not message.get("tool_calls") or not used.content_format.reads_null:
             message["content"] = ""
-    if message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list):
+            param = f"{where}.tool_calls"
+            raise TemplateError(f"{param} is {shown(calls)}; a list is needed", param)
         message["tool_calls"] = [
             _parsed_call(call, f"{where}.tool_calls[{index}]", used.reads_texts_as_arguments)
-            for index, call in enumerate(message["tool_calls"])
+            for index, call in enumerate(calls)
         ]
     # Beside a tool call, gpt-oss's template reads content as reasoning, and refuses both.
     has_content = message.get("tool_calls") and message["content"]
@@ -498,12 +502,14 @@ def _content(
     return parts if as_list else "\n".join(texts)
 
 
-def _parsed_call(call: JsonObject, where: str, as_text: bool) -> JsonObject:
+def _parsed_call(call: Any, where: str, as_text: bool) -> JsonObject:
     """A tool call of the history: OpenAI's arguments are JSON text, templates expect an object.
 
     Arguments that are no object, for example of a call that was truncated, must not end the
     conversation: the model sees them as text, or as no arguments.
     """
+    if not isinstance(call, dict):
+        raise TemplateError(f"{where} is {shown(call)}; an object is needed", where)
     function = call.get("function", {})
     if not isinstance(function, dict):
         param = f"{where}.function"
