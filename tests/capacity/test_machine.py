@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 
-from tests.capacity.machines import MACHINE
+from tests.capacity.machines import MACHINE, USERS
+from weft.bench.played import PlayedRequest, PlayedTrace
 from weft.capacity.machine import MAX_STRETCHES, FrontCost, fit_front, merged
+from weft.cli.capacity import measure
 from weft.cli.capacity.plan import PlanFile, read_machine
 from weft.config.options import SettingsError
 from weft.sim.speed import Stretch
+from weft.sim.trace import Arrival
 
 
 def test_the_time_of_the_front_is_found_among_disturbed_requests() -> None:
@@ -25,6 +33,30 @@ def test_the_time_of_the_front_is_found_among_disturbed_requests() -> None:
 
 def test_without_requests_the_front_takes_no_time() -> None:
     assert fit_front([], []) == FrontCost()
+
+
+def test_a_slow_machine_is_measured_with_a_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    nothing: Any = None
+    clock = SimpleNamespace(perf_counter=lambda: now_s)
+
+    async def shape(client: object) -> measure.Shape:
+        return measure.Shape(rows=32, longest=2_000, chunk=512)
+
+    async def play(client: object, arrivals: Sequence[Arrival], **chats: Coroutine) -> PlayedTrace:
+        nonlocal now_s
+        now_s += 2.0  # of 20: three loads warm it, two are measured, then come chats
+        for leaves in chats.values():
+            leaves.close()
+        return PlayedTrace([PlayedRequest() for _ in arrivals], nothing)
+
+    monkeypatch.setattr(measure, "_shape", shape)
+    monkeypatch.setattr(measure, "play", play)
+    monkeypatch.setattr(measure, "_set_chunk", lambda url, chunk: None)
+    monkeypatch.setattr(measure, "time", clock)
+    sent = asyncio.run(measure._all_loads("http://nowhere", 20.0, USERS))
+    assert sent.warm_s == 6.0
+    assert [len(trace.requests) for trace in sent.traces[:-1]] == [1, 1, 4]
 
 
 def test_many_stretches_become_few_with_the_same_work() -> None:

@@ -129,19 +129,22 @@ class SentLoads(NamedTuple):
 
 async def _all_loads(url: str, seconds: float, users: ChatUsers) -> SentLoads:
     """Send loads until the time is over, at least one. The first ones warm the server: memory is
-    touched for the first time, and each is slower than it will be. The last ones are chats of
-    `users`, for they tell the most: how often guesses are right, too."""
+    touched for the first time, and each is slower than it will be. Then they begin anew, so that
+    the first kinds are measured on a slow machine, too. The last ones are chats of `users`, for
+    they tell the most: how often guesses are right, too."""
     client = HttpClient(url)
     shape = await _shape(client)
     rng = np.random.default_rng(0)
     began = time.perf_counter()
     warm_s = 0.0
     found: list[PlayedTrace] = []
-    loads = itertools.cycle(calibration_loads(shape, (users.prompt, users.output), rng))
+    kinds = calibration_loads(shape, (users.prompt, users.output), rng)
+    loads = itertools.cycle(kinds)
     while True:
         passed_s = time.perf_counter() - began
         if not warm_s and passed_s > WARM_PART * seconds:
             warm_s = passed_s
+            loads = itertools.cycle(kinds)
         if found and passed_s > KINDS_PART * seconds:
             break
         load = next(loads)
