@@ -86,6 +86,8 @@ def test_a_library_is_built_once(machine: Path):
     assert first.read_text() == "compiled\n"
     assert find_or_build() == first
     assert len(links(machine)) == 1
+    assert build.build_once(machine) == build.build_once(machine) == machine / first.name
+    assert len(links(machine)) == 2
 
 
 def test_two_processes_that_build_at_once_both_succeed(machine: Path):

@@ -221,6 +221,16 @@ def build(
     return target
 
 
+def build_once(folder: Path) -> Path:
+    """The library for this machine in `folder`, compiled if it is not there; remove it to compile
+    it with another compiler. Raises `CannotBuild`."""
+    sets = sets_here()
+    target = folder / library_name(_tried(sets, best_only=True))
+    if target.exists():
+        return target
+    return build(target, sets, best_only=True)
+
+
 def _tried(sets: Sequence[InstructionSet], best_only: bool) -> Sequence[InstructionSet]:
     if not best_only:
         return sets
@@ -326,8 +336,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        here = sets_here()
-        target = SOURCES / library_name(_tried(here, best_only=True))
-        print(build(target, here, best_only=True))
+        print(build_once(SOURCES))
     except CannotBuild as problem:
         sys.exit(f"the kernel library was not built, weft will use torch: {problem}")
