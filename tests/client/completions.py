@@ -18,10 +18,12 @@ METRICS = Metrics()
 VOCAB_SIZE = 300
 
 
-def make_completion(params: SamplingParams, *, stream_interval: int = 1) -> Completion:
+def make_completion(
+    params: SamplingParams, *, stream_interval: int = 1, background: bool = False
+) -> Completion:
     """The only completion of a generation that streams."""
     spec = CompletionSpec(
-        request=GenerateRequest(id=1, rid="r", sampling=params),
+        request=GenerateRequest(id=1, rid="r", sampling=params, background=background),
         choice=0,
         prompt_len=1,
         latency=METRICS.completions.latencies[0],

@@ -167,10 +167,11 @@ def test_the_fixed_time_of_a_prompt_is_not_counted_as_saved() -> None:
 def test_however_many_tenants_there_are_the_page_names_no_more_than_a_bound() -> None:
     metrics = Metrics("m")
     savings = metrics.completions.savings
+    savings.add("", 2, 1, 0.001)  # of no tenant
     for number in range(MAX_TENANTS + 5):
         savings.add(f"tenant-{number}", 2, 1, 0.001)
     savings.add("tenant-0", 2, 1, 0.001)
     found = saved(metrics, "tokens")
-    assert len(found) == MAX_TENANTS + 1
+    assert len(found) == MAX_TENANTS + 2
     assert found["tenant-0"] == 4
     assert found["other"] == 10

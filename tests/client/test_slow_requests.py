@@ -40,7 +40,11 @@ def counts(metrics: Metrics) -> dict[str, str]:
 
 
 def explained(
-    monkeypatch: pytest.MonkeyPatch, first_tokens_s: list[float], *, longest_s: float = 1.0
+    monkeypatch: pytest.MonkeyPatch,
+    first_tokens_s: list[float],
+    *,
+    longest_s: float = 1.0,
+    background: bool = False,
 ) -> tuple[Metrics, list[int]]:
     """Let completions end whose first tokens came so late. Returns the numbers that the engine was
     asked about."""
@@ -57,7 +61,7 @@ def explained(
     async def end_all() -> None:
         slow = SlowRequests(ask, metrics.completions.misses, longest_s)
         for first_s in first_tokens_s:
-            completion = make_completion(SamplingParams())
+            completion = make_completion(SamplingParams(), background=background)
             completion.first_token_at = first_s
             slow.note(completion, 100.0)
         for _ in range(10 * len(first_tokens_s)):
@@ -112,3 +116,8 @@ def test_a_completion_without_a_token_is_slow_from_its_end(
 ) -> None:
     _, asked = explained(monkeypatch, [0.0], longest_s=99.0)
     assert asked == [1]
+
+
+def test_a_background_request_that_waits_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = explained(monkeypatch, [2.0], background=True)
+    assert asked == []

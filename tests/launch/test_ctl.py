@@ -383,6 +383,8 @@ def test_help_lists_every_command_and_explains_each(capsys: pytest.CaptureFixtur
         out = capsys.readouterr().out
         assert verb.help in out
         assert all(argument.help in " ".join(out.split()) for argument in arguments_of(verb))
+    assert cli.main(["ctl", "models", "--help"]) == 0
+    assert "weft ctl models unload " in capsys.readouterr().out
 
 
 def test_answers_are_lines(capsys: pytest.CaptureFixture[str]) -> None:

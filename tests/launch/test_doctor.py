@@ -127,8 +127,10 @@ def test_taken_port_and_missing_template_are_warnings(
 ) -> None:
     (model / "tokenizer_config.json").unlink()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        status, found = examine(capsys, str(model), "--port", str(taken.getsockname()[1]))
+        port = str(taken.getsockname()[1])
+        status, found = examine(capsys, str(model), "--port", port, "--kernels", "torch")
     assert status == 0
+    assert "torch computes" in found["kernels"][1]
     assert found["port"][0] == found["chat"][0] == "warn"
 
 

@@ -456,7 +456,8 @@ class DifferentModels:
         for worker in self.workers:
             worker.key = key
         self.servers = stack.enter_context(serving(*self.workers))
-        self.url = stack.enter_context(staged(worker=self.servers)).url
+        self.stage = stack.enter_context(staged(worker=self.servers))
+        self.url = self.stage.url
 
     def ask(self, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
         url = self.url + "/v1/completions"
@@ -547,6 +548,22 @@ def test_a_model_whose_only_worker_is_out_is_not_sent_to_another() -> None:
         assert answer.status_code == 503
         assert "no server with the model 'a' is ready" in answer.text
         assert front.counts == [1, 0]
+
+
+def test_a_model_may_be_that_of_a_worker_which_has_not_been_asked_yet() -> None:
+    with ExitStack() as stack:
+        front = DifferentModels(stack)
+        front.workers[0].status = 404
+        front.workers[1].is_ready = False
+        assert front.stage.is_up("worker", 1)
+        assert front.ask(model="a").status_code == 404
+        answer = front.ask(model="b")
+        assert answer.status_code == 503
+        assert "'b'; servers that have not listed theirs yet: 1" in answer.text
+        front.workers[1].is_ready = True
+        assert front.stage.is_up("worker", 2)
+        assert front.ask(model="b").status_code == 200
+        assert front.ask(model="c").status_code == 404
 
 
 def test_workers_with_one_model_take_requests_that_name_none_or_an_unknown_one() -> None:

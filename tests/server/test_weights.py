@@ -76,7 +76,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         ),
         (
             "update_weights_from_tensor",
-            {"named_tensors": [tensor(data="*" * 24)]},
+            {"named_tensors": [tensor(data="é" * 24)]},
             "named_tensors[0]",
         ),
         ("init_weights_update_group", {**GROUP, "rank_offset": 0}, "rank_offset"),

@@ -76,10 +76,11 @@ def doctor(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     machine = probe()
     server = settings.make(ServerConfig)
+    engine = settings.make(EngineConfig)
     checks = [
         *machine_checks(machine, server),
-        *installation_checks(machine),
-        *model_checks(settings.make(EngineConfig), server, machine),
+        *installation_checks(machine, engine),
+        *model_checks(engine, server, machine),
     ]
     num_failed = 0
     for name, check in checks:
@@ -184,10 +185,10 @@ def _sockets() -> str:
         return f"can be made in {folder.path.parent}"
 
 
-def installation_checks(machine: Machine) -> Iterator[tuple[str, Check]]:
+def installation_checks(machine: Machine, engine: EngineConfig) -> Iterator[tuple[str, Check]]:
     yield "python", lambda: f"{platform.python_version()} ({sys.executable})"
     yield "torch", _torch
-    yield "kernels", _kernels
+    yield "kernels", lambda: _kernels(engine)
     if machine.gpus:
         yield "kernels-gpu", _gpu_kernels
     yield "packages", _packages
@@ -206,12 +207,15 @@ def _torch() -> str:
     return f"{torch.__version__}, build {build}, uses {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _kernels() -> str:
+def _kernels(engine: EngineConfig) -> str:
     """The kernels that compute on the CPU. Builds their library if necessary, as a server would."""
+    from weft.config.resolve import computes_by_torch
     from weft.ops.cpp.library import Unavailable, load
 
+    if computes_by_torch(engine):
+        return "none: with these options torch computes on the CPU"
     try:
-        library = load()
+        library = load("" if engine.kernels == "auto" else engine.kernels)
     except Unavailable as exc:
         raise Caution(
             f"torch computes on the CPU, several times slower than our own kernels: {exc}"

@@ -2,7 +2,8 @@
 each.
 
 The engine looks for the cause when it is asked, so it is asked about few: those that are slow, and
-at most one in `PAUSE_S`. Requests that are not slow pay one comparison.
+at most one in `PAUSE_S`. Requests that are not slow pay one comparison. Background requests wait
+because they shall: a batch of them would crowd out the others.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class SlowRequests:
         """A completion has ended."""
         spec = completion.spec
         first_s = (completion.first_token_at or now) - spec.arrived_s
-        if first_s < self._longest_s:
+        if first_s < self._longest_s or spec.request.background:
             return
         self._waiting.append(SlowRequest(spec.request.rid, spec.request.id, first_s))
         if self._work is None:

@@ -91,7 +91,7 @@ def resolve(
     _check_encoder_format(config, model, device, has_kernels=machine.has_kernels)
     if config.quantize == "auto":
         quantize = quantize_by_default(model, device, machine.gpus)
-        by_torch = _computes_by_torch(config) or not machine.has_kernels
+        by_torch = computes_by_torch(config) or not machine.has_kernels
         if quantize == STORED and by_torch:
             quantize = "none"  # torch expands codes
         config = replace(config, quantize=quantize)
@@ -118,7 +118,7 @@ def resolve(
     _check_split(config, model)
     _check_latent(config, model)
     check_parallel(filled, model)
-    can_share = machine.has_kernels and not _computes_by_torch(config)
+    can_share = machine.has_kernels and not computes_by_torch(config)
     filled = replace(filled, dist_backend=sum_backend(filled, can_share=can_share))
     model = kept_together(model, config.tp_size)
     is_head = draft is not None and draft.head is not None
@@ -137,7 +137,7 @@ def resolve(
         return Resolved(*encoder(config, filled, model, free))
     if model.pooling is not None and model.pooling.kind == "mean":
         filled = replace(filled, prefix_cache=False)  # the mean needs every token of a prompt
-    copies_head = device == "cpu" and machine.has_kernels and not _computes_by_torch(config)
+    copies_head = device == "cpu" and machine.has_kernels and not computes_by_torch(config)
     head_copy = model.head_copy_bytes if copies_head else 0
     sizing = sizing_of(config, filled, model, free, draft, head_copy)
     typical = min(sizing.context_length, TYPICAL_LEN)
@@ -222,7 +222,7 @@ def _check_encoder_format(
         raise SettingsError(f"{asked}, but {model.name} has no encoder beside its decoder")
     if device != "cpu":
         raise SettingsError(f"{asked}, which needs --device cpu; the device is {device}")
-    if _computes_by_torch(config) or not has_kernels:
+    if computes_by_torch(config) or not has_kernels:
         raise SettingsError(
             f"{asked}, which only weft's CPU kernels compute; here torch would compute"
         )
@@ -282,7 +282,7 @@ def device_of(config: EngineConfig, machine: Machine) -> str:
     return config.device
 
 
-def _computes_by_torch(config: EngineConfig) -> bool:
+def computes_by_torch(config: EngineConfig) -> bool:
     """Whether the settings choose torch, or something that weft's CPU kernels do not support."""
     has_kernels = config.kernels != "torch" and config.attention_backend == "auto"
     return not has_kernels or config.dtype == "float16"

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from weft.arrays import IntArray
 from weft.config.numbers import counted
@@ -120,7 +121,9 @@ def cause_of(
     cached = trace.cached_tokens
     limit = reuse.reusable_len // page_size * page_size
     if not kv.cache.shares:
-        return _found(trace, Cause.CACHE_OFF)
+        off = _found(trace, Cause.CACHE_OFF)
+        # Models that make vectors may have no cache without the option.
+        return off if scheduler.settings.pooling is None else replace(off, advice="")
     if limit - cached < page_size and reuse.reusable_len >= trace.prompt_tokens - 1:
         return _found(trace, Cause.FOUND)
     key = _key_of(scheduler, trace)

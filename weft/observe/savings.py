@@ -58,8 +58,10 @@ class Savings:
         self._seconds.labels(label).inc(num_cached * token_s)
 
     def _label(self, tenant: str) -> str:
+        if not tenant:
+            return NO_TENANT
         if tenant not in self._tenants:
             if len(self._tenants) >= MAX_TENANTS:
                 return "other"
             self._tenants.add(tenant)
-        return tenant or NO_TENANT
+        return tenant

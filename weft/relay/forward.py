@@ -197,7 +197,7 @@ class Forwarder:
             if server is None:
                 raise _no_server(pool)
             try:
-                await self._answer_of(server, id, scope, body, send)
+                await self._answer_of(server, id, scope, where, body, send)
                 return
             except NotReached as exc:
                 server.set_state(f"{exc}")
@@ -217,7 +217,7 @@ class Forwarder:
             await pool.learn_models(_headers(scope), again=True)  # an adapter may have been loaded
             found = pool.models.ranks(where.model, pool.up)
         if not found and pool.up:
-            raise pool.models.none(where.model)
+            raise pool.models.unseen(where.model, pool.out) or pool.models.none(where.model)
         return found
 
     async def _list_models(self, scope: Scope, send: Send) -> None:
@@ -237,7 +237,13 @@ class Forwarder:
         await _send_json(send, status, answer)
 
     async def _answer_of(
-        self, server: RelayServer, id: int, scope: Scope, body: bytes, send: Send
+        self,
+        server: RelayServer,
+        id: int,
+        scope: Scope,
+        where: Destination,
+        body: bytes,
+        send: Send,
     ) -> None:
         """Send the request to a server, and its answer to the client.
 
@@ -247,7 +253,6 @@ class Forwarder:
         elsewhere = self._targets.elsewhere(id)
         if elsewhere:
             headers.append((ELSEWHERE, elsewhere.encode()))
-            self._metrics.sent_elsewhere()
         try:
             answer = await server.lines.ask(scope["method"], _target(scope), headers, body)
         except NotReached:
@@ -256,7 +261,13 @@ class Forwarder:
             self._metrics.broken(self._targets.role)
             log.warning("no_answer", server=server.address.url, reason=exc)
             raise ApiError(502, f"the server that had the request has not answered: {exc}") from exc
+        if elsewhere:
+            self._metrics.sent_elsewhere()
         try:
+            if answer.status == 404 and where.needs_model:
+                unseen = self._targets.models.unseen(where.model, self._targets.out)
+                if unseen is not None:
+                    raise unseen
             await self._send_through(server, id, answer, scope, send)
         finally:
             answer.close()

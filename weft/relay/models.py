@@ -5,6 +5,7 @@ of the request that needs the answer, and keeps the names until the server goes 
 
     all servers have the same model   any server; for a name that it has not, the server refuses
     they have different ones          one of those that have the name; none: 404 with all names
+    one that is out has not listed    a name that no other has may be its: 503, and no 404
 """
 
 from __future__ import annotations
@@ -76,6 +77,18 @@ class ModelNames:
         if len(self._bases()) > 1:
             return []
         return list(among)
+
+    def unseen(self, model: str, out: Sequence[int]) -> ApiError | None:
+        """The error for a model that no known server has, if one of the servers `out` may have it:
+        it has never listed its models."""
+        num_unseen = sum(not self.knows(rank) for rank in out)
+        if not num_unseen or model in ANY_MODEL or self._having(model):
+            return None
+        message = (
+            f"no ready server has the model {model[:128]!r}; "
+            f"servers that have not listed theirs yet: {num_unseen}"
+        )
+        return ApiError(503, message, headers={"retry-after": "1"})
 
     def none(self, model: str) -> ApiError:
         """The error for a model that no server has, or for a request that names none."""

@@ -97,6 +97,11 @@ class RelayPool:
         """The servers that get requests."""
         return [server.rank for server in self.servers if server.is_up]
 
+    @property
+    def out(self) -> list[int]:
+        """Those that get none."""
+        return [server.rank for server in self.servers if not server.is_up]
+
     async def learn_models(self, headers: Headers, *, again: bool = False) -> None:
         """Ask the servers whose models are not known, or all `again`, as the client with these
         headers. Does nothing if there is no choice between servers."""

@@ -37,6 +37,9 @@ def ctl(argv: Sequence[str]) -> int:
     if not rest:
         print(_help())
         return 0
+    if common.help and len(rest) == 1 and (group := _group(rest[0])):
+        print("\n".join(f"weft ctl {command.words:<20} {command.help}" for command in group))
+        return 0
     command, texts = _find(rest)
     if common.help:
         print(_parser(command).format_help().rstrip())
@@ -131,18 +134,22 @@ def _find(texts: list[str]) -> tuple[CtlCommand, list[str]]:
         name = command.words.split()
         if texts[: len(name)] == name:
             return command, texts[len(name) :]
-    known = [command.words for command in COMMANDS]
-    longer = [name for name in known if name.split()[0] == texts[0]]
-    if longer:
-        raise SettingsError(f"weft ctl {texts[0]}: one of {', '.join(longer)} is expected")
+    group = ", ".join(command.words for command in _group(texts[0]))
+    if group:
+        raise SettingsError(f"weft ctl {texts[0]}: one of {group} is expected")
     for command in other_commands():
         name = command.words.split()
         if texts[: len(name)] == name:
             return command, texts[len(name) :]
-    hint = did_you_mean(texts[0], known)
+    hint = did_you_mean(texts[0], [command.words for command in COMMANDS])
     raise SettingsError(
         f"weft ctl: there is no command {texts[0]!r}{hint} (weft ctl --help lists them)"
     )
+
+
+def _group(word: str) -> list[CtlCommand]:
+    """The commands of several words whose first one is `word`."""
+    return [command for command in COMMANDS if command.words.startswith(f"{word} ")]
 
 
 def _parser(command: CtlCommand) -> argparse.ArgumentParser:

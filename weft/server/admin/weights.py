@@ -10,7 +10,6 @@ format. Pickled data is never read.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -226,7 +225,7 @@ def _values(tensor: NamedTensor, param: str) -> tuple[SafetensorsType, bytes]:
         raise ApiError(400, message, param=param)
     try:
         return dtype, base64.b64decode(tensor.data, validate=True)
-    except binascii.Error as exc:
+    except ValueError as exc:  # also of characters that are not ASCII
         raise ApiError(400, "data is not base64", param=param) from exc
 
 
