@@ -211,8 +211,11 @@ def test_the_commands_from_pull_to_rm(
     assert run("show", "mine", "--template") == 0
     assert capsys.readouterr().out.startswith("{% for m in messages %}")
     assert run("rm", "mine", "--yes") == 0
+    folder = local_path(GGUF).parent
+    (folder / "mmproj-F16.gguf").write_bytes(b"an encoder")
     assert run("rm", GGUF, "--yes") == 0
     assert "are free" in capsys.readouterr().out
+    assert not folder.exists()
     assert names(store) == []
 
 

@@ -76,7 +76,8 @@ def removal(entry: Entry, hub_cache: Path, models_dir: Path) -> Removal:
     # Files that describe a model may belong to others, too.
     links = _links_to(repo, [path for path in entry.files if path.name.endswith(WEIGHTS)])
     left = [path for path in _files_in(repo) if path.name.endswith(WEIGHTS) and path not in links]
-    if not links or not left:
+    models = gguf_files.first_of_each(left)  # without encoders, which are of use to a model only
+    if not links or not models:
         locks = hub_cache / ".locks" / repo.name
         everything = [path for path in repo.rglob("*") if not path.is_dir()]
         paths = [repo, locks] if locks.is_dir() else [repo]
