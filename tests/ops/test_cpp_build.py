@@ -160,6 +160,17 @@ def test_sets_that_the_compiler_does_not_know_are_left_out(machine: Path):
     assert "-DWEFT_SETS=SET(avx512_vnni) SET(portable)" in best
 
 
+def test_a_compiler_that_is_too_slow_leaves_no_set_out(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, build.COMPILE_TIMEOUT_S)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(build.NoCompiler, match="timed out after 1800 s"):
+        build.build_once(machine)
+
+
 def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ):

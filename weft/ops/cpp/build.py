@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
+COMPILE_TIMEOUT_S = 1_800  # of one set, which takes a minute of a processor
 COMMON = (
     "-O3",
     "-std=c++17",
@@ -95,6 +96,10 @@ EMULATED = InstructionSet(
 
 class CannotBuild(Exception):
     """There is no library and none can be built; the message gives the reason."""
+
+
+class NoCompiler(CannotBuild):
+    """The compiler could not be run to its end."""
 
 
 def find_or_build(instruction_set: str = "") -> Path:
@@ -257,7 +262,8 @@ def _compile(
     one: InstructionSet,
     folder: Path,
 ) -> Path | str:
-    """Compile the kernels for one set. Returns the object file, or the compiler's error."""
+    """Compile the kernels for one set. Returns the object file, or the compiler's error. Raises
+    `NoCompiler`: that says nothing about the set."""
     made = folder / f"{one.name}.o"
     source = str(SOURCES / "kernels.cpp")
     try:
@@ -273,6 +279,8 @@ def _compile(
                 str(made),
             )
         )
+    except NoCompiler:
+        raise
     except CannotBuild as exc:
         return str(exc)
     return made
@@ -284,11 +292,11 @@ def _run(command: Sequence[str]) -> None:
             command,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=COMPILE_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise CannotBuild(f"{command[0]} could not be run: {exc}") from exc
+        raise NoCompiler(f"{command[0]} could not be run: {exc}") from exc
     if done.returncode:
         raise CannotBuild(
             "\n".join(done.stderr.strip().splitlines()[:5]) or f"exit status {done.returncode}"
