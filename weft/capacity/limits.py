@@ -13,7 +13,7 @@ MOSTLY = 0.5
 
 
 class Limit(NamedTuple):
-    """`name`: memory, rows, front, compute, bandwidth, streaming, or none."""
+    """`name`: memory, rows, front, prompts, compute, bandwidth or streaming."""
 
     name: str
     reason: str
@@ -31,6 +31,13 @@ def what_limits(point: LoadPoint, slo: Slo) -> Limit:
         return Limit("front", f"a request spends {point.front_s:.3f} s in the front")
     if point.row_use > FULL_ROWS and point.device_use < 1 - MOSTLY / 2:
         return Limit("rows", "all rows are in use: --max-running-requests")
+    if point.device_use < MOSTLY and point.ttft_s[1] > slo.ttft_s:
+        return Limit(
+            "prompts",
+            f"the device works {point.device_use:.0%} of the time, and still one first token in a "
+            f"hundred takes {point.ttft_s[1]:.2f} s: long prompts take that long alone; a cache of "
+            "prompts, shorter ones or faster cores help",
+        )
     parts = point.parts
     seconds = {
         "bandwidth": parts.weights_s + parts.context_s,
