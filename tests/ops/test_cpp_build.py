@@ -171,6 +171,25 @@ def test_a_compiler_that_is_too_slow_leaves_no_set_out(
         build.build_once(machine)
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (1, "g++: fatal error: Killed signal terminated program cc1plus"),
+        (1, "cc1plus: out of memory allocating 65536 bytes"),
+        (-9, ""),
+    ],
+)
+def test_a_compiler_without_memory_leaves_no_set_out(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, status: int, words: str
+):
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, status, "", words)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(build.NoCompiler, match="too little memory, or was killed"):
+        build.build_once(machine)
+
+
 def test_this_machine_gets_the_best_set_of_its_processor_and_one_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -27,6 +27,11 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
+# What compilers say that lack memory, or whose own processes were killed.
+NO_MEMORY = (
+    *("Killed signal", "signal 9", "out of memory", "virtual memory exhausted"),
+    *("Cannot allocate memory", "cannot allocate memory", "unable to execute command: Killed"),
+)
 COMPILE_TIMEOUT_S = 1_800  # of one set, which takes a minute of a processor
 COMMON = (
     "-O3",
@@ -298,9 +303,10 @@ def _run(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NoCompiler(f"{command[0]} could not be run: {exc}") from exc
     if done.returncode:
-        raise CannotBuild(
-            "\n".join(done.stderr.strip().splitlines()[:5]) or f"exit status {done.returncode}"
-        )
+        reason = "\n".join(done.stderr.strip().splitlines()[:5])
+        if done.returncode < 0 or any(words in done.stderr for words in NO_MEMORY):
+            raise NoCompiler(f"{command[0]} had too little memory, or was killed: {reason}")
+        raise CannotBuild(reason or f"exit status {done.returncode}")
 
 
 def processor_flags() -> frozenset[str]:
