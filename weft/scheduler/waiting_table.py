@@ -75,8 +75,8 @@ class UsedIndices:
         """
         if len(self._gone) > MAX_SPLICED:
             self._listed = np.flatnonzero(self.flags[: self.end])
-        else:
-            # Copied once, however many have gone.
+        elif self._gone or self._listed_end < self.end:
+            # Copied once, however many have gone; not at all if none has gone or come.
             pieces = []
             begin = 0
             gone = np.array(self._gone, dtype=np.int64)
