@@ -234,8 +234,8 @@ def build(
 def build_once(folder: Path) -> Path:
     """The library for this machine in `folder`, compiled if it is not there; remove it to compile
     it with another compiler. Raises `CannotBuild`."""
-    sets = sets_here()
-    target = folder / library_name(_tried(sets, best_only=True))
+    sets, name = _wanted("")
+    target = folder / name
     if target.exists():
         return target
     return build(target, sets, best_only=True)
