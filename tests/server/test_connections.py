@@ -240,6 +240,40 @@ def test_a_client_that_expects_100_continue_is_answered_without_its_body() -> No
         assert reply.status == 200
 
 
+# ---- offers of another protocol
+
+H2C = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
+
+
+@pytest.mark.parametrize("framing", ["content-length: 14", CHUNKED])
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_the_body_of_a_request_that_offers_another_protocol_is_read(
+    server: RunningServer, framing: str, step: int
+) -> None:
+    body = PROMPT if framing != CHUNKED else chunk(PROMPT) + b"0\r\n\r\n"
+    message = head(f"POST {TEXT}", *H2C, framing) + body
+    with connected(server) as connection:
+        for _ in range(2):
+            for start in range(0, len(message), step):
+                connection.sendall(message[start : start + step])
+            assert (reply := read_reply(connection)).status == 200
+            assert not reply.is_last
+
+
+def test_pipelined_offers_of_another_protocol_get_one_answer_each(server: RunningServer) -> None:
+    number = 300
+    message = head("GET /version", *H2C) * number + head("GET /version", "connection: close")
+    with connected(server) as connection:
+        connection.sendall(message)
+        assert read_all(connection).count(b"HTTP/1.1 200") == number + 1
+
+
+def test_a_tunnel_is_refused(server: RunningServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(head("CONNECT http://localhost:80/x"))
+        assert read_all(connection).startswith(b"HTTP/1.1 400")
+
+
 # ---- idle connections
 
 

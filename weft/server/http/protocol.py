@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from weft.config.limits import MAX_URL_BYTES, Limits
+from weft.server.http.parser import HttpParser
 
 IDLE_S = 1.0  # a connection that has waited this long may be closed to make room
 FRAMING_PER_BYTE = 8  # bytes allowed per body byte: chunks of one byte take 5
@@ -113,6 +114,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limiter = limiter
         self._limits = limiter.limits
+        self.parser = HttpParser(self)  # type: ignore[assignment]
         self.url = b""  # of the current head
         self._head_len = 0  # bytes of the current head; -1: no head is being read
         # Bytes since the head that do not belong to the body: chunk sizes, extensions, trailers.
@@ -153,8 +155,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_ended_head = False
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # upgrades are ignored: an ordinary answer
         except httptools.HttpParserError:
             if len(self.url) > MAX_URL_BYTES:
                 self._cut_off("max_url_bytes", _TOO_LONG)
