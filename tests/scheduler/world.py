@@ -247,7 +247,7 @@ class World:
             assert idle < 5, "there is work, and nothing happens"
 
     def check(self) -> None:
-        """Design.md section 6, 1 to 5."""
+        """The invariants 1 to 5 of docs/architecture.md."""
         scheduler, kv = self.scheduler, self.scheduler.kv
         for fault in scheduler.outbox.take_faults():  # where no engine has taken them
             self.failed(fault)

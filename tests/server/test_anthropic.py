@@ -180,6 +180,26 @@ def test_errors_have_the_form_and_classes_of_the_sdk(
     assert full.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index]
 
 
+@pytest.mark.parametrize("kind", ["text", "content", "base64", "url", "file"])
+def test_a_document_is_refused_by_its_own_type_whatever_its_source_is(
+    client: anthropic.Anthropic, kind: str
+) -> None:
+    document: Any = {"type": "document", "source": {"type": kind, "data": "Rain"}}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, messages=[{"role": "user", "content": [document]}])
+    assert "messages[0].content[0] is of type 'document', which this" in caught.value.message
+
+
+def test_a_picture_of_another_source_is_told_which_are_allowed(
+    client: anthropic.Anthropic,
+) -> None:
+    image: Any = {"type": "image", "source": {"type": "text", "data": "Rain"}}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, messages=[{"role": "user", "content": [image]}])
+    expected = "messages[0].content[0].source.type is 'text'; base64 and url are allowed"
+    assert expected in caught.value.message
+
+
 def test_an_error_in_a_stream_is_an_event(
     client: anthropic.Anthropic, tool_server: RunningServer
 ) -> None:

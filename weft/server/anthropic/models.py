@@ -13,9 +13,9 @@ from weft.server.requests import GenerationFields
 
 
 class ImageSource(msgspec.Struct, kw_only=True):
-    """The location of an image's bytes."""
+    """The location of an image's bytes. Blocks of refused types have sources of other types."""
 
-    type: Literal["base64", "url", "file"]
+    type: str
     media_type: str | None = None  # has no effect: the bytes determine the format
     data: str | None = None  # base64
     url: str | None = None

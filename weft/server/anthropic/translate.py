@@ -209,13 +209,17 @@ def _search_result(block: AnthropicBlock | Inner, param: str) -> ContentPart:
 def _image(source: str | ImageSource | None, param: str) -> ContentPart:
     url = None
     if isinstance(source, ImageSource):
-        if source.type == "base64":
-            url = f"data:;base64,{source.data or ''}"
-        elif source.type == "url":
-            url = source.url
-        else:
-            message = f"{param} names a file; uploaded files serve batches only"
-            raise ApiError(400, message, param=param, code="unsupported_parameter")
+        match source.type:
+            case "base64":
+                url = f"data:;base64,{source.data or ''}"
+            case "url":
+                url = source.url
+            case "file":
+                message = f"{param} names a file; uploaded files serve batches only"
+                raise ApiError(400, message, param=param, code="unsupported_parameter")
+            case kind:
+                message = f"{param}.source.type is {kind[:64]!r}; base64 and url are allowed"
+                raise ApiError(400, message, param=f"{param}.source.type")
     if not url:
         raise ApiError(400, f"{param} has no source with data or url", param=param)
     return PlacedPart(type="image_url", image_url=url, where=param)
