@@ -6,8 +6,7 @@
 //   bytes: x = byte * scale; a scale for 32 inputs, their largest |x| at 127
 #pragma once
 
-#include "codes.h"
-#include "gemm.h"
+#include "gemm_codes.h"
 #include "gemm_shorts.h"
 #include "norm.h"
 
@@ -33,14 +32,12 @@ WEFT_INLINE int64_t bytes_of_activation(const PackedWeight& w) {
   return type == kBytes ? 1 : 2;
 }
 
-// The last three are for each block of the weight, [padded_in / block][rows], as gemm_codes.h wants
-// them; shorts have scales alone.
+// Bytes have what gemm_codes.h wants for each block of the weight, shorts a scale for each group.
 struct Activations {
   char* data;
   int64_t slab_stride;  // elements
-  float* scales;
-  int32_t* starts;  // sum of the bytes times what the weight's offset takes away
-  float* factors;   // sum of the bytes times their scale, for mins
+  BlockOfRow* blocks;   // [padded_in / block][rows]
+  float* scales;        // [padded_in / kShortGroup][rows], at the same place
   int64_t rows;
 };
 
@@ -52,16 +49,15 @@ WEFT_INLINE int64_t blocks_of(const PackedWeight& w) {
 
 // Bytes that `lay_out_activations` wants, a multiple of 64; not more than LinearArgs.scratch has.
 static int64_t size_of_activations(const PackedWeight& w, int64_t rows) {
-  const int64_t row = w.padded_in * bytes_of_activation(w) + blocks_of(w) * 12;
+  const int64_t row = w.padded_in * bytes_of_activation(w) + blocks_of(w) * sizeof(BlockOfRow);
   return ceil_div(rows * row, 64) * 64;
 }
 
 static Activations lay_out_activations(const PackedWeight& w, int64_t rows, void* memory) {
   char* data = static_cast<char*>(memory);
-  float* scales = reinterpret_cast<float*>(data + rows * w.padded_in * bytes_of_activation(w));
-  int32_t* starts = reinterpret_cast<int32_t*>(scales + blocks_of(w) * rows);
-  float* factors = reinterpret_cast<float*>(starts + blocks_of(w) * rows);
-  return {data, rows * kSlab, scales, starts, factors, rows};
+  char* const beside = data + rows * w.padded_in * bytes_of_activation(w);
+  return {data, rows * kSlab, reinterpret_cast<BlockOfRow*>(beside),
+          reinterpret_cast<float*>(beside), rows};
 }
 
 // One row on its way: x, or x times factor times the norm's weight.
@@ -136,11 +132,8 @@ static void make_shorts(const InputRow& row, int64_t padded_in, const Activation
 
 // What one block of a row adds to the sums of its products; the kernels take `offset` off each
 // code.
-WEFT_INLINE void note_block(const Activations& to, int64_t at, int32_t offset, float scale,
-                            int32_t total) {
-  to.scales[at] = scale;
-  to.starts[at] = -offset * total;
-  to.factors[at] = scale * float(total);
+WEFT_INLINE BlockOfRow block_of_row(int32_t offset, float scale, int32_t total) {
+  return {scale, -offset * total, scale * float(total)};
 }
 
 // Groups of a row that are rounded at once: their peaks are found together, by fewer instructions
@@ -191,9 +184,9 @@ WEFT_INLINE void round_groups(const InputRow& row, int64_t k, int64_t num_slabs,
 static void make_bytes(const PackedWeight& w, const InputRow& row, const Activations& to,
                        int64_t t) {
   const bool is_whole = block_of(w) == kRowGroup;
-  const int32_t offset = int32_t(w.offset) - (has_low_codes(w) ? 0 : kTakenOff);
+  const int32_t offset = offset_left(w);
   int8_t* data = reinterpret_cast<int8_t*>(to.data) + t * kSlab;
-  int64_t at = t;
+  BlockOfRow* block = to.blocks + t;
   for (int64_t k = 0; k < w.padded_in; k += kInputsAtOnce) {
     const int64_t num_slabs = least(kInputsAtOnce, w.padded_in - k) / kSlab;
     float scales[kGroupsAtOnce];
@@ -207,12 +200,12 @@ static void make_bytes(const PackedWeight& w, const InputRow& row, const Activat
     for (int g = 0; g < num_slabs * (kSlab / kRowGroup); g++) {
       const int32_t first = halves[2 * g];
       const int32_t second = halves[2 * g + 1];
-      note_block(to, at, offset, scales[g], is_whole ? first + second : first);
-      at += to.rows;
+      *block = block_of_row(offset, scales[g], is_whole ? first + second : first);
+      block += to.rows;
       if (is_whole)
         continue;
-      note_block(to, at, offset, scales[g], second);
-      at += to.rows;
+      *block = block_of_row(offset, scales[g], second);
+      block += to.rows;
     }
   }
 }

@@ -261,5 +261,11 @@ static int most_code_of(const PackedWeight& w) {
 
 WEFT_INLINE bool has_low_codes(const PackedWeight& w) { return most_code_of(w) <= 128; }
 
+// What is left of a weight's offset to take off each code: products of large codes take off
+// kTakenOff themselves.
+WEFT_INLINE int32_t offset_left(const PackedWeight& w) {
+  return int32_t(w.offset) - (has_low_codes(w) ? 0 : kTakenOff);
+}
+
 }  // namespace WEFT_NAMESPACE
 }  // namespace weft

@@ -41,6 +41,18 @@ constexpr int64_t kAskEvery = kSameDot ? 128 : 64;
 // of more than one row. All others wait for memory, and longer if they ask.
 constexpr int64_t kAskedBytes = 1024;
 
+// Of a piece at most, so that their scales have room; mins stand a fixed way after them: a pointer
+// less to keep in a register.
+constexpr int64_t kBlocksOfPiece = 64;
+constexpr int64_t kMinsAt = kBlocksOfPiece * kPanel;
+
+// A block of a row, beside its bytes.
+struct BlockOfRow {
+  float scale;
+  int32_t start;  // sum of the bytes times what the weight's offset takes away
+  float factor;   // sum of the bytes times their scale, for mins
+};
+
 struct CodesProduct {
   const int8_t* a;
   int64_t slab_stride;
@@ -48,11 +60,10 @@ struct CodesProduct {
   int64_t block;
   int64_t span;
   const char* b;
-  const float* scales;    // [k / span][kPanel]
-  const float* mins;      // the same, or null
-  const float* x_scales;  // [k / block][x_stride], as the next two
-  const int32_t* x_starts;
-  const float* x_factors;
+  const float* scales;  // [k / span][kPanel]; kMinsAt after them as many mins
+  bool has_mins;
+  bool has_starts;
+  const BlockOfRow* x;  // [k / block][x_stride]
   int64_t x_stride;
   float* c;
   int64_t c_stride;
@@ -298,23 +309,25 @@ struct SignedBytes {
 
 // ---------------------------------------------------------------- tiles
 
-// The sums of integers of one block.
+// Whether starts are added to sums at the end, and then only if there are some: to begin with them
+// costs no instruction where there is one for sums of four bytes, and two elsewhere.
+constexpr bool kStartsAtEnd = kHasPairs;
+
+// The sums of integers of one block, from input `at` of a slab on.
 template <class Kind, int kBlock, int R, int V>
-WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, const char*& b,
-                           I32 (&sums)[R][V]) {
-  const int8_t* a = p.a + k / kSlab * p.slab_stride + k % kSlab;
-  const int32_t* x_starts = p.x_starts + index * p.x_stride;
-  const I32 table = Kind::kHasTable ? load_table(p.table) : zero_i32();
+WEFT_INLINE void sum_block(const int8_t* slab, int at, const BlockOfRow* x, bool has_starts,
+                           const uint8_t* table_bytes, const char*& b, I32 (&sums)[R][V]) {
+  const I32 table = Kind::kHasTable ? load_table(table_bytes) : zero_i32();
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++)
-      sums[r][v] = Kind::kAddsPairs ? zero_i32() : all_i32(x_starts[r]);
+      sums[r][v] = kStartsAtEnd ? zero_i32() : all_i32(x[r].start);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kBlock; i += Kind::kInputs) {
-    const int half = int(kBlock == kRowGroup ? i : k) / (kRowGroup / 2) % 2;
-    Kind::template step<R, V>(sums, a + i, b, table, half);
+    const int half = (kBlock == kRowGroup ? i : at) / (kRowGroup / 2) % 2;
+    Kind::template step<R, V>(sums, slab + at + i, b, table, half);
     b += Kind::kBytes;
   }
   if constexpr (Kind::kAddsPairs) {
@@ -322,49 +335,55 @@ WEFT_INLINE void sum_block(const CodesProduct& p, int64_t k, int64_t index, cons
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++)
-        sums[r][v] = sum_of_pairs(all_i32(x_starts[r]), sums[r][v]);
+        sums[r][v] = sum_of_pairs(zero_i32(), sums[r][v]);
     }
+  }
+  if (!kStartsAtEnd || !has_starts)
+    return;
+#pragma GCC unroll 6
+  for (int r = 0; r < R; r++) {
+    const I32 start = all_i32(x[r].start);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++)
+      sums[r][v] = add(sums[r][v], start);
   }
 }
 
 // What a block's sums of integers add to C.
 template <int R, int V>
-WEFT_INLINE void add_block(const CodesProduct& p, int64_t index, I32 (&sums)[R][V],
-                           F32 (&c)[R][V]) {
-  const float* x_scales = p.x_scales + index * p.x_stride;
-  const float* scales = p.scales + index * kPanel;
+WEFT_INLINE void add_block(const BlockOfRow* x, const float* scales, bool has_mins,
+                           I32 (&sums)[R][V], F32 (&c)[R][V]) {
   F32 w[V];
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++)
     w[v] = load(scales + v * kLanes);
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
-    const F32 x = all(x_scales[r]);
+    const F32 scale = all(x[r].scale);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
       // Else GCC copies all sums to registers of another type, and back, at every step of k.
       hold(sums[r][v]);
-      c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
+      c[r][v] = muladd(to_f32(sums[r][v]), mul(scale, w[v]), c[r][v]);
     }
   }
-  if (!p.mins)
+  if (!has_mins)
     return;
-  const float* x_factors = p.x_factors + index * p.x_stride;
-  const float* mins = p.mins + index * kPanel;
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++)
-    w[v] = load(mins + v * kLanes);
+    w[v] = load(scales + kMinsAt + v * kLanes);
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
-    const F32 x = all(x_factors[r]);
+    const F32 factor = all(x[r].factor);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++)
-      c[r][v] = muladd(x, w[v], c[r][v]);
+      c[r][v] = muladd(factor, w[v], c[r][v]);
   }
 }
 
-// R rows and V vectors of columns, in blocks of kBlock inputs. What a block does has no loop at run
-// time: one that ends after few steps would be mispredicted too often.
+// R rows and V vectors of columns, in blocks of kBlock inputs. What a slab does has no loop at run
+// time: one that ends after few steps would be mispredicted too often. Few addresses are kept, so
+// that they stay in registers.
 template <class Kind, int kBlock, int R, int V>
 static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
   F32 c[R][V];
@@ -374,20 +393,28 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
     for (int v = 0; v < V; v++)
       c[r][v] = p.add ? load(p.c + r * p.c_stride + v * kLanes) : zero();
   }
+  const int8_t* slab = p.a;
   const char* b = p.b;
   const char* ahead = p.ahead;
-  for (int64_t k = 0, index = 0; k < p.k; k += kBlock, index++) {
-    for (const char* end = ahead + p.ahead_step; ahead < end; ahead += kAskEvery)
-      __builtin_prefetch(ahead, 0, 2);
-    if (R > 1 && p.asks) {
-      const char* soon = b + kAskedBytes;
+  const float* scales = p.scales;
+  const BlockOfRow* x = p.x;
+  for (int64_t k = 0; k < p.k; k += kSlab, slab += p.slab_stride) {
+#pragma GCC unroll 4
+    for (int at = 0; at < kSlab; at += kBlock) {
+      for (const char* end = ahead + p.ahead_step; ahead < end; ahead += kAskEvery)
+        __builtin_prefetch(ahead, 0, 2);
+      if (R > 1 && p.asks) {
+        const char* soon = b + kAskedBytes;
 #pragma GCC unroll 16
-      for (int i = 0; i < kBlock / Kind::kInputs * Kind::kBytes; i += 64)
-        __builtin_prefetch(soon + i, 0, 3);
+        for (int i = 0; i < kBlock / Kind::kInputs * Kind::kBytes; i += 64)
+          __builtin_prefetch(soon + i, 0, 3);
+      }
+      I32 sums[R][V];
+      sum_block<Kind, kBlock, R, V>(slab, at, x, p.has_starts, p.table, b, sums);
+      add_block<R, V>(x, scales, p.has_mins, sums, c);
+      x += p.x_stride;
+      scales += kPanel;
     }
-    I32 sums[R][V];
-    sum_block<Kind, kBlock, R, V>(p, k, index, b, sums);
-    add_block<R, V>(p, index, sums, c);
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; r++) {
@@ -401,10 +428,11 @@ static __attribute__((noinline)) void tile_codes(const CodesProduct& p) {
 // give.
 template <class Kind, int R, int V>
 static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
+  const int8_t* slab = p.a;
   const char* b = p.b;
   const char* ahead = p.ahead;
   const float* scales = p.scales;
-  const float* mins = p.mins;
+  const BlockOfRow* x = p.x;
   bool adds = p.add;
   for (int64_t k = 0; k < p.k; adds = true, scales += kPanel) {
     F32 total[R][V];
@@ -415,40 +443,38 @@ static __attribute__((noinline)) void tile_spans(const CodesProduct& p) {
       for (int v = 0; v < V; v++)
         total[r][v] = zero();
     }
-    for (const int64_t end = least(k + p.span, p.k); k < end; k += kRowGroup) {
-      for (const char* last = ahead + p.ahead_step; ahead < last; ahead += kAskEvery)
-        __builtin_prefetch(ahead, 0, 2);
-      const int64_t index = k / kRowGroup;
-      I32 sums[R][V];
-      sum_block<Kind, kRowGroup, R, V>(p, k, index, b, sums);
-      const float* x_scales = p.x_scales + index * p.x_stride;
+    for (const int64_t end = least(k + p.span, p.k); k < end; k += kSlab, slab += p.slab_stride) {
+#pragma GCC unroll 2
+      for (int at = 0; at < kSlab; at += kRowGroup) {
+        for (const char* last = ahead + p.ahead_step; ahead < last; ahead += kAskEvery)
+          __builtin_prefetch(ahead, 0, 2);
+        I32 sums[R][V];
+        sum_block<Kind, kRowGroup, R, V>(slab, at, x, p.has_starts, p.table, b, sums);
 #pragma GCC unroll 6
-      for (int r = 0; r < R; r++) {
-        const F32 x = all(x_scales[r]);
+        for (int r = 0; r < R; r++) {
+          const F32 scale = all(x[r].scale);
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) {
-          hold(sums[r][v]);
-          total[r][v] = muladd(to_f32(sums[r][v]), x, total[r][v]);
+          for (int v = 0; v < V; v++) {
+            hold(sums[r][v]);
+            total[r][v] = muladd(to_f32(sums[r][v]), scale, total[r][v]);
+          }
         }
+        for (int r = 0; p.has_mins && r < R; r++)
+          factors[r] += x[r].factor;
+        x += p.x_stride;
       }
-      if (!mins)
-        continue;
-      for (int r = 0; r < R; r++)
-        factors[r] += p.x_factors[index * p.x_stride + r];
     }
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
       const F32 scale = load(scales + v * kLanes);
-      const F32 least_weight = mins ? load(mins + v * kLanes) : zero();
+      const F32 least_weight = p.has_mins ? load(scales + kMinsAt + v * kLanes) : zero();
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
         float* c = p.c + r * p.c_stride + v * kLanes;
         const F32 value = muladd(total[r][v], scale, adds ? load(c) : zero());
-        store(c, mins ? muladd(all(factors[r]), least_weight, value) : value);
+        store(c, p.has_mins ? muladd(all(factors[r]), least_weight, value) : value);
       }
     }
-    if (mins)
-      mins += kPanel;
   }
 }
 
@@ -490,14 +516,10 @@ static void multiply_codes(CodesProduct p, int64_t rows, int64_t bytes_ahead) {
   for (int v = 0; v < kVectorsOfPanel; v += kTileVectors) {
     p.b = all.b + 4 * v * kLanes;
     p.scales = all.scales + v * kLanes;
-    if (all.mins)
-      p.mins = all.mins + v * kLanes;
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t row = rows * pass / passes;
       p.a = all.a + row * kSlab;
-      p.x_scales = all.x_scales + row;
-      p.x_starts = all.x_starts + row;
-      p.x_factors = all.x_factors + row;
+      p.x = all.x + row;
       p.c = all.c + row * p.c_stride + v * kLanes;
       tile_codes_of<Kind, kCodeRows>(rows * (pass + 1) / passes - row, p);
       p.ahead += p.ahead_step * num_blocks;

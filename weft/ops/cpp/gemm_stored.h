@@ -37,12 +37,11 @@ struct StoredProduct {
   int64_t k;
   const char* codes;
   const uint8_t* table;
-  const char* scales;     // as program.h draws them
-  const char* coarse;     // the same
-  float unit;             // of coarse factors
-  const float* x_scales;  // [k / block][x_stride], as the next two
-  const int32_t* x_starts;
-  const float* x_factors;
+  const char* scales;   // as program.h draws them
+  const char* coarse;   // the same
+  float unit;           // of coarse factors
+  bool has_starts;
+  const BlockOfRow* x;  // [k / block][x_stride]
   int64_t x_stride;
   float* c;           // [rows][c_stride]
   int64_t c_stride;
@@ -83,12 +82,6 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
   constexpr int V = kVectorsOfPanel;
   constexpr int64_t kKinds = kMins ? 2 : 1;
   constexpr int64_t kBytes = kPanel * (kType == kScaleCoarse ? 1 : 2);  // of a group's scales
-  CodesProduct row = {};
-  row.a = p.a;
-  row.slab_stride = p.slab_stride;
-  row.x_starts = p.x_starts;
-  row.x_stride = p.x_stride;
-  row.table = p.table;
   const char* b = p.codes;
   const char* scales = p.scales;
   const char* coarse = p.coarse;
@@ -103,7 +96,7 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
     for (int r = 0; r < R; r++)
       c[r][v] = zero();
   }
-  int64_t index = 0;
+  const BlockOfRow* x = p.x;
   for (int64_t k = 0; k < p.k; coarse += kKinds * kPanel * 2) {
     if constexpr (kType == kScaleCoarse) {
 #pragma GCC unroll 4
@@ -113,27 +106,28 @@ static __attribute__((noinline)) void tile_stored(const StoredProduct& p) {
           factors_of_mins[v] = coarse_at(coarse, kPanel + v * kLanes, p.unit);
       }
     }
-    for (const int64_t end = least(k + kCoarse, p.k); k < end; k += kBlock, index++) {
+    for (const int64_t end = least(k + kCoarse, p.k); k < end; k += kBlock, x += p.x_stride) {
       for (const char* last = ahead + p.num_ahead * kLine; ahead < last; ahead += kLine)
         __builtin_prefetch(ahead, 0, 2);
       I32 sums[R][V];
       F32 w[V];
-      sum_block<Kind, kBlock, R, V>(row, k, index, b, sums);
+      const int8_t* slab = p.a + k / kSlab * p.slab_stride;
+      sum_block<Kind, kBlock, R, V>(slab, int(k % kSlab), x, p.has_starts, p.table, b, sums);
       load_scales<kType>(scales, factors, w);
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) {
-        const F32 x = all(p.x_scales[index * p.x_stride + r]);
+        const F32 scale = all(x[r].scale);
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) {
           hold(sums[r][v]);
-          c[r][v] = muladd(to_f32(sums[r][v]), mul(x, w[v]), c[r][v]);
+          c[r][v] = muladd(to_f32(sums[r][v]), mul(scale, w[v]), c[r][v]);
         }
       }
       if constexpr (kMins) {
         load_scales<kType>(scales + kBytes, factors_of_mins, w);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-          const F32 factor = all(p.x_factors[index * p.x_stride + r]);
+          const F32 factor = all(x[r].factor);
 #pragma GCC unroll 4
           for (int v = 0; v < V; v++)
             c[r][v] = muladd(factor, w[v], c[r][v]);

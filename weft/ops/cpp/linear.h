@@ -43,8 +43,7 @@ constexpr int64_t kReadAsTheyAre = 2 * kTileRows;
 constexpr int64_t kLinearCodeRows = 256;
 // Up to this many rows, sixes and twos are read as they are, and pieces are long.
 constexpr int64_t kFewCodeRows = 4 * kCodeRows;
-constexpr int64_t kBlocksOfPiece = 64;  // of codes, for few rows
-constexpr int64_t kScaleBytes = kBlocksOfPiece * 2 * kPanel * 4;
+constexpr int64_t kScaleBytes = 2 * kMinsAt * 4;
 
 struct LinearItem {
   int64_t panel;
@@ -218,9 +217,8 @@ static void multiply_panel_as_stored(const PackedWeight& w, const Activations& x
       address_of_scale(w, panel, 0, false),
       panel,
       w.unit,
-      x.scales + item.row,
-      x.starts + item.row,
-      x.factors + item.row,
+      offset_left(w) != 0,
+      x.blocks + item.row,
       x.rows,
       sums,
       item.num_panels * kPanel,
@@ -265,7 +263,6 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
       few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel / (signs ? 2 : 1);
   const int64_t step = most(kInStep, span_of(w));
   const int64_t piece = ceil_div(w.padded_in, ceil_div(w.padded_in, longest) * step) * step;
-  float* const mins = space.scales + kBlocksOfPiece * kPanel;
   for (int64_t k = 0; k < w.padded_in; k += piece) {
     const int64_t num = least(piece, w.padded_in - k);
     const int64_t first = k / block;
@@ -274,7 +271,7 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
     const int64_t bytes_ahead = (is_last ? head : 0) + piece / kInStep * step_bytes;
     spread_scales(w, panel, k, num, false, space.scales);
     if (w.has_mins)
-      spread_scales(w, panel, k, num, true, mins);
+      spread_scales(w, panel, k, num, true, space.scales + kMinsAt);
     char* const bytes = signs ? space.piece + num * kPanel : space.piece;
     if (!as_it_is && w.format != kI8)
       make_bytes_of_codes(w, codes, num, bytes);
@@ -288,10 +285,9 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
         span_of(w),
         as_it_is ? codes : space.piece,
         space.scales,
-        w.has_mins ? mins : nullptr,
-        x.scales + first * x.rows + item.row,
-        x.starts + first * x.rows + item.row,
-        x.factors + first * x.rows + item.row,
+        bool(w.has_mins),
+        offset_left(w) != 0,
+        x.blocks + first * x.rows + item.row,
         x.rows,
         sums,
         item.num_panels * kPanel,
@@ -497,7 +493,7 @@ static LinearWork begin_linear(const LinearArgs& args, int64_t num_rows, int64_t
       static_cast<char*>(own_memory(kPieceBytes + kScaleBytes + sums_bytes + activation_bytes));
   char* const sums = memory + kPieceBytes + kScaleBytes;
   LinearWork work{{sums, memory, reinterpret_cast<float*>(memory + kPieceBytes)},
-                  {(char*)args.x, kSlab, nullptr, nullptr, nullptr, 1},
+                  {(char*)args.x, kSlab, nullptr, nullptr, 1},
                   memory != nullptr};
   if (own && memory && !as_it_is) {
     work.x = lay_out_activations(w, num_rows, sums + sums_bytes);

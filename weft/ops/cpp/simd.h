@@ -202,6 +202,7 @@ WEFT_INLINE I32 zero_i32() { return _mm512_setzero_si512(); }
 WEFT_INLINE I32 all_i32(int32_t x) { return _mm512_set1_epi32(x); }
 WEFT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
+WEFT_INLINE I32 add(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 WEFT_INLINE I32 larger(I32 a, I32 b) { return _mm512_max_epi32(a, b); }
 WEFT_INLINE I32 bits_of_magnitude(F32 a) { return _mm512_castps_si512(magnitude(a)); }
 WEFT_INLINE int32_t largest(I32 a) { return _mm512_reduce_max_epi32(a); }
@@ -329,6 +330,7 @@ WEFT_INLINE I32 zero_i32() { return _mm256_setzero_si256(); }
 WEFT_INLINE I32 all_i32(int32_t x) { return _mm256_set1_epi32(x); }
 WEFT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 WEFT_INLINE void store_i32(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x); }
+WEFT_INLINE I32 add(I32 a, I32 b) { return _mm256_add_epi32(a, b); }
 WEFT_INLINE I32 larger(I32 a, I32 b) { return _mm256_max_epi32(a, b); }
 WEFT_INLINE I32 bits_of_magnitude(F32 a) { return _mm256_castps_si256(magnitude(a)); }
 WEFT_INLINE int32_t largest(I32 a) {
@@ -462,6 +464,7 @@ WEFT_INLINE I32 load_i32(const int32_t* p) {
   return x;
 }
 WEFT_INLINE void store_i32(int32_t* p, I32 x) { memcpy(p, &x, sizeof x); }
+WEFT_INLINE I32 add(I32 a, I32 b) { return a + b; }
 WEFT_INLINE I32 larger(I32 a, I32 b) { return a > b ? a : b; }
 WEFT_INLINE I32 bits_of_magnitude(F32 a) { return (I32)magnitude(a); }
 WEFT_INLINE int32_t largest(I32 a) {
