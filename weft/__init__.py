@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING
 from weft.version import __version__
 
 if TYPE_CHECKING:
+    from weft.config.model_errors import ModelError
+    from weft.config.options import SettingsError
     from weft.executor.logit_processors.processor import LogitProcessor
     from weft.llm import LLM, Output
-    from weft.messages.sampling import Grammar, Processor, SamplingParams
+    from weft.messages.sampling import Grammar, InvalidParam, Processor, SamplingParams
 
 __all__ = [
     "LLM",
     "Grammar",
+    "InvalidParam",
     "LogitProcessor",
+    "ModelError",
     "Output",
     "Processor",
     "SamplingParams",
+    "SettingsError",
     "__version__",
 ]
 
@@ -35,6 +40,9 @@ _HOMES = {
     "Grammar": "weft.messages.sampling",
     "Processor": "weft.messages.sampling",
     "SamplingParams": "weft.messages.sampling",
+    "InvalidParam": "weft.messages.sampling",
+    "SettingsError": "weft.config.options",
+    "ModelError": "weft.config.model_errors",
 }
 
 

@@ -3,6 +3,7 @@ shows every page."""
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import weft
 from weft.scheduler.policies.composed.language import names
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,14 @@ def test_the_guide_to_the_apis_names_every_route_and_the_fields_of_completions()
         fields = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
         assert len(fields) > 20
         assert [field for field in fields if f"`{field}`" not in guide] == []
+
+
+def test_errors_that_the_python_page_names_can_be_caught_by_their_name() -> None:
+    page = (DOCS / "reference" / "python.md").read_text("utf-8")
+    named = set(re.findall(r"\b(\w+(?:Param|Error))\b", page))
+    assert {"InvalidParam", "SettingsError"} <= named
+    assert {name for name in named if not hasattr(builtins, name)} <= set(weft.__all__)
+    assert all(issubclass(getattr(weft, name, ValueError), ValueError) for name in named)
 
 
 def test_site_shows_every_page_once() -> None:
