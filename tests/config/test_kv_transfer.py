@@ -67,9 +67,7 @@ def test_an_option_is_not_given_twice() -> None:
 @pytest.mark.parametrize(
     ("kind", "flag", "ours"),
     [
-        (EngineConfig, "--disaggregation-transfer-backend", "--disaggregation-mode"),
         (EngineConfig, "--disaggregation-ib-device", "--handoff-host"),
-        (EngineConfig, "--disaggregation-decode-tp", "--tp-size"),
         (EngineConfig, "--num-reserved-decode-tokens", "--schedule-conservativeness"),
         (EngineConfig, "--kv-role", "--disaggregation-mode"),
         (RelayConfig, "--pd-disaggregation", "--prefill"),
@@ -79,3 +77,10 @@ def test_an_option_is_not_given_twice() -> None:
 def test_options_of_others_are_answered_with_ours(kind: type, flag: str, ours: str) -> None:
     with pytest.raises(SettingsError, match=f"{flag}; its name in weft is {ours}$"):
         Command("weft", "", kind).read([flag, "x"], {})
+
+
+@pytest.mark.parametrize("name", ["transfer_backend", "decode_tp", "decode_dp", "prefill_pp"])
+def test_what_the_other_server_is_like_is_asked_for_by_no_option(name: str) -> None:
+    flag = f"--disaggregation-{name.replace('_', '-')}"
+    with pytest.raises(SettingsError, match=f"unknown option {flag}; it is not needed: "):
+        Command("weft", "", EngineConfig).read([flag, "x"], {})

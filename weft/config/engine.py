@@ -412,10 +412,7 @@ class ParallelOptions:
         group="parallel",
         low=1,
         high=64,
-        elsewhere=(
-            *("tp", "tensor_parallel_size"),
-            *("disaggregation_decode_tp", "disaggregation_prefill_pp"),
-        ),
+        elsewhere=("tp", "tensor_parallel_size"),
     )
     pp_size: int = option(
         1,
@@ -503,7 +500,7 @@ class HandoffOptions:
         "prompts and lends the KV, decode takes it and generates; none serves whole requests",
         group="handoff",
         choices=("none", "prefill", "decode"),
-        elsewhere=("disaggregation_transfer_backend", "kv_role", "kv_connector"),
+        elsewhere=("kv_role", "kv_connector"),
         words=(("null", "none"),),
     )
     disaggregation_bootstrap_port: int = option(

@@ -45,6 +45,11 @@ _REASONS = {
     "GET /requests lists what runs and waits": ("slots",),
     "code of a checkpoint is never run": ("trust_remote_code",),
     "a request has its own, in the field grammar": ("grammar",),
+    "KV goes from one server to another over TCP": ("disaggregation_transfer_backend",),
+    "servers that hand over KV need not know how the other one is divided": (
+        *("disaggregation_decode_tp", "disaggregation_decode_dp"),
+        "disaggregation_prefill_pp",
+    ),
 }
 NEEDLESS = {name: reason for reason, names in _REASONS.items() for name in names}
 

@@ -110,7 +110,7 @@ class ServerConfig:
         group="replicas",
         low=1,
         high=MAX_ENGINES,
-        elsewhere=("data_parallel_size", "disaggregation_decode_dp"),
+        elsewhere=("data_parallel_size",),
     )
     load_balance_method: str = option(
         "cache_aware",
