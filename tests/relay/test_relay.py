@@ -189,6 +189,39 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_other_answers_with_the_
     assert pair.number('route_broken_total{role="decode"}') == 3
 
 
+OTHER_PROTOCOL = b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    ("wire", "reason"),
+    [
+        (OTHER_PROTOCOL, "it answers with status 101"),
+        (b"HTTP/1.1 999 Odd\r\ncontent-length: 2\r\n\r\n{}", "it answers with status 999"),
+        (b"HTTP/1.1 000 Odd\r\ncontent-length: 2\r\n\r\n{}", "it answers with status 0"),
+        (OK + OK, "it answers twice"),
+    ],
+)
+def test_an_answer_that_cannot_be_passed_on_is_a_502(wire: bytes, reason: str) -> None:
+    with ExitStack() as stack:
+        (server,) = stack.enter_context(serving(ScriptedServer()))
+        stage = stack.enter_context(staged(worker=[server], watch_s=3_600.0))
+        server.app.wire = wire
+        answer = httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["message"].endswith(reason)
+
+
+def test_a_probe_that_another_protocol_answers_takes_the_server_out_until_it_is_back() -> None:
+    with ExitStack() as stack:
+        (server,) = stack.enter_context(serving(ScriptedServer()))
+        stage = stack.enter_context(staged(worker=[server]))
+        server.app.wire = OTHER_PROTOCOL
+        assert stage.is_up("worker", 0)
+        server.app.wire = b""
+        assert stage.is_up("worker", 1)
+
+
 def test_when_the_client_leaves_the_server_hears_of_it(pair: Pair) -> None:
     pair.decode.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
     pair.decode.go.clear()

@@ -29,6 +29,8 @@ CONNECT_S = 3.0
 KEPT_S = 15.0  # lifetime of an unused connection; servers close theirs after 30 s
 MAX_KEPT = 64
 MAX_HEAD_BYTES = 1 << 20
+INTERIM = (100, 102, 103)  # statuses of answers before the final one
+FINAL = range(200, 600)
 CHANGES_NOTHING = ("GET", "HEAD")
 
 
@@ -57,6 +59,7 @@ class RelayedAnswer:
         self._has_end = False  # the headers define the end of the body; else the connection does
         self._server_keeps = False  # the connection, for a further request
         self._head_bytes = 0
+        self._fault = ""  # what the answer is that cannot be passed on
         self._parser = httptools.HttpResponseParser(self)
 
     async def read(self) -> bytes:
@@ -106,8 +109,12 @@ class RelayedAnswer:
                 raise ServerGone("the head of its answer has no end")
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # its status is a fault
         except httptools.HttpParserError as exc:
             raise ServerGone(f"it does not answer in HTTP: {exc}") from exc
+        if self._fault:
+            raise ServerGone(self._fault)
 
     def _ended(self) -> None:
         if self._has_head and not self._has_end:
@@ -124,8 +131,14 @@ class RelayedAnswer:
 
     def on_headers_complete(self) -> None:
         status: int = self._parser.get_status_code()
-        if status < 200:  # an interim answer before the final one
+        if self._has_head:
+            self._fault = "it answers twice"
+            return
+        if status in INTERIM:
             self.headers.clear()
+            return
+        if status not in FINAL:
+            self._fault = f"it answers with status {status}"
             return
         self.status = status
         self._has_head = True
