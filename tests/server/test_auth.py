@@ -127,6 +127,8 @@ def test_with_a_user_key_alone_there_is_no_administration() -> None:
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "http://127.0.0.1.evil.example:30000"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "http://[zz]"}, 403),
         ({"sec_fetch_site": "cross-site"}, 403),
         ({"sec_fetch_site": "same-site"}, 403),
     ],

@@ -13,9 +13,9 @@ import json
 import ssl
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from weft.bench.error_text import error_text
+from weft.config.server_url import server_url
 
 Take = Callable[[bytes], None]  # gets bytes as they arrive; an exception from it ends the answer
 Headers = dict[str, str]  # by lower-case names
@@ -34,9 +34,8 @@ class HttpClient:
     """The client of a server, by its URL."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        if "://" not in url:
-            url = f"http://{url}"
-        self._url: SplitResult = urlsplit(url)
+        """Raises SettingsError if `url` is not a URL."""
+        self._url = server_url("URL", url)
         self._ssl: ssl.SSLContext | None = None
         if self._url.scheme == "https":
             self._ssl = ssl.create_default_context()

@@ -13,11 +13,11 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from weft.bench.error_text import error_text
 from weft.cli.chat_backend import ChatError
 from weft.config.options import SettingsError
+from weft.config.server_url import server_url
 from weft.json_types import JsonObject
 
 CONNECT_TIMEOUT_S = 10.0
@@ -37,11 +37,7 @@ class RemoteServer:
 
     def __init__(self, url: str, key: str = "") -> None:
         """Raises SettingsError if `url` is not a URL."""
-        full_url = url if "://" in url else f"http://{url}"
-        parts = urlsplit(full_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            message = f"--url is {url!r}; something like http://127.0.0.1:30000 is expected"
-            raise SettingsError(message)
+        parts = server_url("--url", url)
         self.address = parts.netloc
         self.scheme = parts.scheme
         self.path = parts.path.rstrip("/").removesuffix("/v1")  # prefix of all its routes

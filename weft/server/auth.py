@@ -283,7 +283,8 @@ class Pages:
         origin = headers.get("origin")
         if origin is None:
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-        return origin in self._origins or urlsplit(origin).netloc == headers.get("host", "")
+        _, _, address = origin.partition("://")
+        return origin in self._origins or address == headers.get("host")
 
     def _look_up(self, host: str) -> bool:
         """Whether `host` is a name of this server.
