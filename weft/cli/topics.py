@@ -29,7 +29,7 @@ weft doctor MODEL                     whether it can be served, and fits, withou
         "where models, caches and settings are",
         """\
 ~/.cache/huggingface/hub              models of the hub (HF_HOME moves it)
-~/.cache/weft                         what is cached by weft (WEFT_CACHE moves it)
+~/.cache/weft                         what is cached by weft; WEFT_CACHE stands for ~/.cache
 --config FILE, WEFT_CONFIG            settings: a TOML file whose keys are options with underscores
 WEFT_KV_TOKENS=4096                   each option is also an environment variable
 weft list                             shows what is there, and what it takes""",
