@@ -22,6 +22,7 @@ def test_an_address_of_version_6_stands_in_brackets(url: str) -> None:
     [
         *("", "http://", "ftp://x", "::1", "http://[::1", "http://]", "http://[zz]:1"),
         *("http://[::1]:abc", "http://x:99999", "http://x:1:2", "http://a b", "http://a\nb"),
+        *("http://a..b:1", f"http://{'a' * 64}:1"),
     ],
 )
 def test_what_is_no_url_is_refused_by_its_value(url: str) -> None:

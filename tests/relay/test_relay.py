@@ -468,6 +468,7 @@ def test_servers_stand_side_by_side_and_prefill_servers_have_their_ports_behind_
         (("--worker", "http://a:1", "--decode", "http://b:1"), "--worker excludes"),
         (("--worker", "a:1"), "--worker: 'a:1' is not a URL"),
         (("--worker", "http://a:b"), "is not a URL"),
+        (("--worker", "http://a..b:1"), "is not a URL"),
         (("--worker", "http://u:p@a:1"), "requests bring their keys"),
         (("--worker", "http://a:1", "http://a:1/"), "given twice"),
         (("--decode", "http://a:1", "8998"), "--decode: 8998 is not a URL"),

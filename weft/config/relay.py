@@ -174,6 +174,7 @@ def _address(flag: str, word: str) -> ServerAddress:
         parts = urlsplit(word)
         host = parts.hostname or ""
         _ = parts.port  # raises ValueError for an invalid port
+        host.encode("idna")  # and this for a name that cannot be looked up, as a..b
     except ValueError:
         host = ""
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:

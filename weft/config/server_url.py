@@ -17,6 +17,7 @@ def server_url(name: str, url: str) -> SplitResult:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         _ = parts.port  # raises ValueError for an invalid port
         host = parts.hostname or ""
+        host.encode("idna")  # raises ValueError for a name that cannot be looked up, as a..b
     except ValueError:
         host = ""
     if not host or parts.scheme not in ("http", "https") or NO_PART_OF_A_URL.search(url):
