@@ -30,7 +30,7 @@ def test_what_is_no_url_is_refused_by_its_value(url: str) -> None:
         RemoteServer(url)
     expected = f"--url is {url!r}; something like http://127.0.0.1:30000 is expected"
     assert str(refused.value) == expected
-    with pytest.raises(SettingsError, match="^URL is "):
+    with pytest.raises(SettingsError, match=r"^URL is "):
         HttpClient(url)
 
 
