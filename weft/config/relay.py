@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from weft.config.options import SettingsError, option
+from weft.config.server_url import url_parts
 
 BOOTSTRAP_PORT = 8998
 
@@ -170,17 +170,11 @@ def addresses(flag: str, text: str, *, has_ports: bool = False) -> tuple[ServerA
 
 
 def _address(flag: str, word: str) -> ServerAddress:
-    try:
-        parts = urlsplit(word)
-        host = parts.hostname or ""
-        _ = parts.port  # raises ValueError for an invalid port
-        host.encode("idna")  # and this for a name that cannot be looked up, as a..b
-    except ValueError:
-        host = ""
-    if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
+    parts = url_parts(word)
+    if parts is None or parts.query or parts.fragment:
         raise SettingsError(f"{flag}: {word!r} is not a URL; http://HOST:PORT is expected")
     if parts.username is not None:
         raise SettingsError(
             f"{flag}: a URL may not contain a user or a key; requests bring their keys"
         )
-    return ServerAddress(word.rstrip("/"), host)
+    return ServerAddress(word.rstrip("/"), parts.hostname or "")
