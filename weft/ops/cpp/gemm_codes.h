@@ -5,14 +5,14 @@
 //                of block and row                 integers, exact
 //            + x_scale[r] * (sum of a)  *  min[c]
 //              `---------------------'
-//                `x_factors`; 0 without mins
+//                `BlockOfRow::factor`
 //
 // A block is the 32 inputs that share a scale of the rows, or 16 where groups of weights are so
 // small. Where groups are of 64 inputs and more, 2 or 4 blocks are a span: their sums are added
-// times x_scale, and multiplied by the weight's scale once. The sums begin with what the offset
-// takes away (`x_starts`). Every element of C is one sum over blocks in rising order, whatever the
-// number of rows: C stays in registers while a tile goes through a piece of k, and cutting k into
-// pieces with `add` does not change it.
+// times x_scale, and multiplied by the weight's scale once. What the offset takes away
+// (`BlockOfRow::start`) is added to the integers. Every element of C is one sum over blocks in
+// rising order, whatever the number of rows: C stays in registers while a tile goes through a piece
+// of k, and cutting k into pieces with `add` does not change it.
 #pragma once
 
 #include "codes.h"
@@ -309,8 +309,9 @@ struct SignedBytes {
 
 // ---------------------------------------------------------------- tiles
 
-// Whether starts are added to sums at the end, and then only if there are some: to begin with them
-// costs no instruction where there is one for sums of four bytes, and two elsewhere.
+// Whether starts are added to sums at the end, and then only if there are some. Where one
+// instruction multiplies four bytes and adds them to a sum, sums begin with starts instead: that
+// takes no addition.
 constexpr bool kStartsAtEnd = kHasPairs;
 
 // The sums of integers of one block, from input `at` of a slab on.

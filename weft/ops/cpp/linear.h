@@ -258,6 +258,7 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
   const bool sixes = w.format == kI6 && few;
   const bool twos = w.format == kI2 && few;
   const bool signs = kHasSizes && !few && !has_low_codes(w);
+  const bool has_starts = offset_left(w) != 0;
   const bool as_it_is = (w.format == kI8 && !signs) || nibbles || sixes || twos;
   const int64_t longest =
       few && as_it_is ? kBlocksOfPiece * block : kPieceBytes / kPanel / (signs ? 2 : 1);
@@ -286,7 +287,7 @@ static void multiply_panel_of_codes(const PackedWeight& w, const Activations& x,
         as_it_is ? codes : space.piece,
         space.scales,
         bool(w.has_mins),
-        offset_left(w) != 0,
+        has_starts,
         x.blocks + first * x.rows + item.row,
         x.rows,
         sums,
