@@ -73,6 +73,7 @@ def test_lines_of_both_kinds_are_answered_in_the_background(
     # Nothing is asked again.
     assert main([*arguments, str(output)]) == 0
     assert len(server.engine.seen) == NUM_LINES
+    assert "a second" not in capsys.readouterr().err
     assert ids(output) == expected()
     assert main([*arguments, str(tmp_path / "again"), "--online", "on"]) == 0
     assert not server.engine.seen[-1].background

@@ -59,6 +59,17 @@ def test_name_in_the_body_is_reported_in_the_header_too(
     assert server.engine.seen[-1].rid == "größe 1"
 
 
+def test_names_of_several_prompts_leave_the_request_its_own(
+    http: httpx.Client, server: RunningServer
+) -> None:
+    body = {"text": ["x", "y"], "rid": ["one", "two"]}
+    answer = http.post("/generate", json=body, headers={"x-request-id": "both"})
+    assert answer.headers["x-request-id"] == "both"
+    assert [one["meta_info"]["id"] for one in answer.json()] == ["one", "two"]
+    refused = http.post("/generate", json={**body, "rid": ["one", "a\nb"]})
+    assert refused.json()["error"]["message"] == "rid must be printable characters"
+
+
 def test_error_names_the_request(http: httpx.Client) -> None:
     for path, body in ((TEXT, {"prompt": ""}), ("/nowhere", {}), ("/generate", {})):
         answer = http.post(path, json=body, headers={"x-request-id": "wrong-1"})

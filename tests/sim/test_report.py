@@ -10,7 +10,7 @@ from weft.sim.changes import describe as describe_changes
 from weft.sim.outcome import DONE, REFUSED
 from weft.sim.report import Slo, compare, describe, fairness, summarize
 from weft.sim.run import Labels, MachineRecord, Record
-from weft.sim.table import number, table
+from weft.sim.table import level_in, number, table
 
 
 def record(
@@ -105,6 +105,12 @@ def test_request_that_ends_in_one_run_only_is_distinguished() -> None:
     assert found.num_lost == 1
     assert found.num_same == 1
     assert found.worst == []
+
+
+def test_a_level_has_its_unit() -> None:
+    assert level_in("users", 1) == "1 user"
+    assert level_in("users", 1_200) == "1,200 users"
+    assert level_in("x the recorded rate", 1) == "1 x the recorded rate"
 
 
 def test_table_aligns_its_columns() -> None:

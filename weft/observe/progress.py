@@ -39,7 +39,7 @@ class Progress:
         if self.num_tokens:
             text += f", {counted(self.num_tokens, 'token')} in {elapsed_s:.1f} s"
             text += f", {self.num_tokens / elapsed_s:,.0f} a second"
-        else:
+        elif self.num_ended:
             text += f", {self.num_ended / elapsed_s:,.1f} a second"
         left_s = (self._total - num_there) * elapsed_s / max(self.num_ended, 1)
         if self.num_ended and left_s > WORTH_SAYING_S:

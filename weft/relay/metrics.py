@@ -72,7 +72,9 @@ class ServerNumbers(Collector):
             f"{PREFIX}route_server_up", "1 while a server gets requests.", labels=labels
         )
         sent = CounterMetricFamily(
-            f"{PREFIX}route_requests", "Requests that a server got.", labels=labels
+            f"{PREFIX}route_requests",
+            "Requests that a server was given, also those that did not reach it.",
+            labels=labels,
         )
         num_open = GaugeMetricFamily(
             f"{PREFIX}route_open_requests", "Requests that it has not answered.", labels=labels

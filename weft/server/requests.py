@@ -204,9 +204,13 @@ def request_name(
     name = rid or request_id
     if name is None:
         return str(request.scope["weft.rid"])
+    rename(checked_rid(name))
+    return name
+
+
+def checked_rid(name: str) -> str:
     if not name.isprintable():
         raise ApiError(400, "rid must be printable characters", param="rid")
-    rename(name)
     return name
 
 

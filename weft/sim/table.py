@@ -20,6 +20,11 @@ def level(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else number(value)
 
 
+def level_in(unit: str, value: float) -> str:
+    """A level with its unit: 1 user, 5 users."""
+    return f"{level(value)} {unit.removesuffix('s') if value == 1 else unit}"
+
+
 def number(value: float) -> str:
     """Three significant digits: 0.0712, 3.40, 52.1, 1,234."""
     if value != value:

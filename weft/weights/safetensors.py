@@ -100,10 +100,12 @@ def _entries(
     try:
         header = json.loads(_read(read_into, 8, header_len))
         found = [
-            _entry(name, entry, 8 + header_len)
+            _entry(label, name, entry, 8 + header_len)
             for name, entry in header.items()
             if name != "__metadata__"
         ]
+    except BadCheckpoint:
+        raise
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise BadCheckpoint(f"{label} is damaged: its header is not valid") from exc
     end = 8 + header_len
@@ -123,12 +125,13 @@ def _entries(
 
 
 def _entry(
+    label: str,
     name: str,
     entry: Mapping[str, Any],
     data_start: int,
 ) -> TensorEntry:
-    """The entry of a tensor in the header. Raises ValueError, TypeError or LookupError if it is
-    invalid."""
+    """The entry of a tensor in the header. Raises BadCheckpoint if its bytes do not fit its shape;
+    ValueError, TypeError or LookupError if it is otherwise invalid."""
     dtype = entry["dtype"]
     shape = entry["shape"]
     begin, end = entry["data_offsets"]
@@ -136,7 +139,10 @@ def _entry(
         raise ValueError("sizes are whole numbers")
     num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != num_bytes:
-        raise ValueError("a tensor has other bytes than its shape")
+        raise BadCheckpoint(
+            f"{label} is damaged: {name[:200]} has {end - begin:,} bytes, but {shape[:8]} of "
+            f"{dtype} take {num_bytes:,}"
+        )
     return TensorEntry(
         name,
         dtype,

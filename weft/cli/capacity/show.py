@@ -11,7 +11,7 @@ from weft.capacity.fleet import FleetPoint
 from weft.capacity.search import Candidate
 from weft.cli.capacity.served import words_of
 from weft.sim.report import Slo
-from weft.sim.table import level, number, table
+from weft.sim.table import level, level_in, number, table
 
 BAR_LEN = 30
 KNEE_OPTION = "knee_output_per_s"
@@ -81,12 +81,12 @@ def _knee(found: CapacityAnswer) -> Iterator[str]:
     low = level(found.knee_range.low)
     high = level(found.knee_range.high)
     if not found.knee:
-        least = level(found.curve[0].point.level)
-        yield f"knee       none: at the lowest level, {least} {found.unit}, less than {words}"
+        least = level_in(found.unit, found.curve[0].point.level)
+        yield f"knee       none: at the lowest level, {least}, less than {words}"
     else:
         yield (
-            f"knee       {level(found.knee)} {found.unit} ({low} to {high} as the machine's speed "
-            f"varies): {words}"
+            f"knee       {level_in(found.unit, found.knee)} "
+            f"({low} to {high} as the machine's speed varies): {words}"
         )
     yield f"           with the settings it was measured with: {level(found.base_knee)}"
 
@@ -127,7 +127,7 @@ def _settings(found: CapacityAnswer) -> Iterator[str]:
         changes = ", ".join(f"{name}={plain_text(value)}" for name, value in other.changes.items())
         yield (
             f"next       {changes or 'no change'}: {number(other.point.good_per_s)} good/s at "
-            f"{level(other.point.level)} {found.unit} (best: {number(best.point.good_per_s)})"
+            f"{level_in(found.unit, other.point.level)} (best: {number(best.point.good_per_s)})"
         )
 
 
@@ -144,7 +144,7 @@ def toml(found: CapacityAnswer) -> str:
         values["model"] = found.machine.model
     values |= {**found.machine.options, **written(found.best.changes)}
     values[KNEE_OPTION] = round(found.knee_point.output_per_s, 1)
-    text = [f"# weft plan: {level(found.knee)} {found.unit} at the knee"]
+    text = [f"# weft plan: {level_in(found.unit, found.knee)} at the knee"]
     text += [f"{name} = {_toml_value(value)}" for name, value in values.items()]
     return "\n".join(text) + "\n"
 

@@ -38,7 +38,7 @@ from weft.engine.control.settings import CHANGEABLE
 from weft.json_types import JsonObject
 from weft.scheduler.settings import SchedulerSettings
 from weft.sim.synthetic import Lengths
-from weft.sim.table import level, number
+from weft.sim.table import level_in, number
 
 ABOUT = (
     "Which settings of a running server should change, from what it has recorded (weft serve "
@@ -136,7 +136,7 @@ def lines(found: CapacityAnswer, machine: MeasuredMachine) -> list[str]:
     found_lines = []
     if not found.is_complete:
         found_lines.append("the time for the search (--search-s) ended before it was complete")
-    at = f"{level(base.level)} {found.unit}"
+    at = level_in(found.unit, base.level)
     changes = advised(found)
     if not changes:
         most = ""

@@ -37,6 +37,7 @@ from weft.server.operation import Operation, post
 from weft.server.prompt_ids import Truncation, truncation
 from weft.server.requests import (
     Side,
+    checked_rid,
     common_request,
     request_name,
     sharing_of,
@@ -341,7 +342,7 @@ async def _encoded(
 
 def _rids(request: Request, rid: str | list[str] | None, count: int) -> list[str]:
     if isinstance(rid, list):
-        return [request_name(request, name) for name in per_prompt("rid", rid, count)]
+        return [checked_rid(name) for name in per_prompt("rid", rid, count)]
     name = request_name(request, rid)
     if count == 1:
         return [name]
