@@ -26,7 +26,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,7 +44,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.e2e import handoff_strangers
 from tests.e2e.random_heads import save_eagle3
-from tests.e2e.server import HANG_S, Server, wait_until
+from tests.e2e.server import HANG_S, Server, start, wait_until
 from tests.handoff.peer import RogueLender
 from weft.weights.known import BUNDLED
 
@@ -175,9 +174,8 @@ class Front:
     """`weft route` as a child process."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "weft", "route", "--port", "0", "--probe-s", "0.2"]
-        command += ["--prefill-wait-s", "5"]
-        self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        words = ["route", "--port", "0", "--probe-s", "0.2", "--prefill-wait-s", "5"]
+        self.process = start([*words, *options])
         assert self.process.stderr is not None
         found = re.search(r"ready in .* (http://\S+)", self.process.stderr.readline())
         assert found is not None
@@ -191,7 +189,7 @@ class Front:
         return route_numbers(self).count('"} 1.0') >= 2
 
     def stop(self) -> None:
-        self.process.terminate()
+        self.process.send_signal(signal.SIGTERM)
         self.process.wait(HANG_S)
         self._rest.join()
         assert self.process.stderr is not None

@@ -40,7 +40,7 @@ class Server:
         """`module`: what is run instead of `python -m weft`, with its first arguments; `small`:
         options that keep it small."""
         words = ["serve", "--port", "0", *small, *options]
-        self.process = _start(words) if tuple(module) == ("weft",) else _program(module, words)
+        self.process = start(words) if tuple(module) == ("weft",) else _program(module, words)
         self.lines: list[str] = []
         self._url = threading.Event()
         self.url = ""
@@ -126,14 +126,14 @@ class Server:
         return status
 
 
-def _start(words: Sequence[str]) -> ForkedServer | subprocess.Popen[str]:
+def start(words: Sequence[str]) -> ForkedServer | subprocess.Popen[str]:
     return ForkedServer(words) if can_fork() else _program(("weft",), words)
 
 
 def run_weft(*words: str) -> tuple[int, str]:
     """Run `weft` with these words to its end. Returns its exit status and what it wrote as
     errors."""
-    process = _start(words)
+    process = start(words)
     assert process.stderr is not None
     with process.stderr:
         text = process.stderr.read()

@@ -91,6 +91,9 @@ def test_each_kind_has_the_same_bits_with_any_settings(folders: dict[str, Path])
     assert first == second
     assert [[one] for one in reversed(first[1:])] == alone
     assert len({str(one) for one in first}) == 4
-    assert answers(folders, speculative="tree,ngram", page_size=16) == expected
-    in_pieces = answers(folders, speculative="off", page_size=4, chunked_prefill_size=16)
-    assert in_pieces == expected
+    others: dict[str, Any] = {
+        "speculative": "tree,ngram",
+        "page_size": 16,
+        "chunked_prefill_size": 16,
+    }
+    assert answers(folders, **others) == expected

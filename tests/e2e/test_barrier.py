@@ -105,7 +105,7 @@ def test_inputs_of_all_engines_are_blocked_and_opened_beside_running_streams(
 ) -> None:
     with ThreadPoolExecutor(len(STREAMS) + len(HELD)) as clients:
         server.post("/slow_down", forward_sleep_time=0.05)
-        streams = [clients.submit(ask, server, rid, 200) for rid in STREAMS]
+        streams = [clients.submit(ask, server, rid, 100) for rid in STREAMS]
         assert wait_until(lambda: num_streaming(server) == len(STREAMS))
         # Replicas block in the order of the front, those that keep step after they have met.
         assert server.post("/block")["state"] == "blocked"
@@ -121,7 +121,7 @@ def test_inputs_of_all_engines_are_blocked_and_opened_beside_running_streams(
         assert whys == {"the input is blocked until POST /unblock"}
         opened = server.post("/unblock")["state"]
         server.post("/slow_down", forward_sleep_time=None)
-        assert [stream.result() for stream in streams] == [200] * len(STREAMS)
+        assert [stream.result() for stream in streams] == [100] * len(STREAMS)
         assert [one.result() for one in held] == [3] * len(HELD)
     assert opened == ("unblocked" if keeps_step else "barrier")
     assert wait_until(lambda: input_state(server) == "unblocked")

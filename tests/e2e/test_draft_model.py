@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ PAIR = {"model": "weft-nano", "draft_model": "weft-nano-draft", "threads": 1}
 
 
 def answers(wishes: list[dict[str, Any]], **settings: Any) -> tuple[list[Any], Stats]:
-    """What each prompt with each wish gives, twice, and the engine's numbers then."""
+    """What a prompt with each wish gives, six of them twice, and the engine's numbers then."""
     with compiling_here():
         llm = LLM(**{**PAIR, "kv_tokens": 4_096, **settings})
     prompts: list[str] = []
     params: list[SamplingParams] = []
-    for wish in wishes:
-        for prompt in PROMPTS[::2]:
-            prompts.append(prompt)
-            params.append(SamplingParams(max_new_tokens=20, **wish))
+    for wish, prompt in zip(wishes, cycle(PROMPTS), strict=False):
+        prompts.append(prompt)
+        params.append(SamplingParams(max_new_tokens=20, **wish))
     outputs = [*llm.generate(prompts, params), *llm.generate(prompts[:6], params[:6])]
     return outputs, llm._own.engine.services.stats()  # type: ignore[attr-defined]
 

@@ -29,13 +29,13 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(
     speculative: str, wishes: list[dict[str, Any]], **settings: Any
 ) -> tuple[list[Any], Stats]:
-    """What each prompt with each wish gives, twice, and the engine's numbers then."""
+    """What half of the prompts with each wish give, twice, and the engine's numbers then."""
     with compiling_here():
         llm = LLM(speculative=speculative, threads=1, kv_tokens=4_096, **settings)
     prompts: list[str] = []
     params: list[SamplingParams] = []
-    for wish in wishes:
-        for prompt in PROMPTS:
+    for number, wish in enumerate(wishes):
+        for prompt in PROMPTS[number % 2 :: 2]:
             prompts.append(prompt)
             params.append(SamplingParams(max_new_tokens=24, **wish))
     compile_first(llm, [wish["grammar"] for wish in wishes if "grammar" in wish])
@@ -66,8 +66,8 @@ def test_drafts_under_a_grammar_are_kept(eager: None) -> None:
 
 def test_drafts_change_no_token_where_torch_computes(eager: None) -> None:
     settings = {"kernels": "torch", "dtype": "float32", "max_running_requests": 4}
-    plain, _ = answers("off", WISHES[:3], **settings)
-    drafted, stats = answers("tree,ngram", WISHES[:3], **settings)
+    plain, _ = answers("off", WISHES[:2], **settings)
+    drafted, stats = answers("tree,ngram", WISHES[:2], **settings)
     assert [one.token_ids for one in plain] == [one.token_ids for one in drafted]
     assert stats.total_accepted_tree > 10
 

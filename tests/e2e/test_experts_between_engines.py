@@ -14,8 +14,8 @@ from tests.e2e.server import Server
 from tests.launch.tiny_model import write_uneven_experts
 from weft import LLM, SamplingParams
 
-NUM_PROMPTS = 30
-NUM_TOKENS = 16
+NUM_PROMPTS = 16
+NUM_TOKENS = 12
 TOGETHER = ("--dp-size", "2", "--enable-dp-attention", "--load-balance-method", "round_robin")
 
 

@@ -4,8 +4,6 @@ journal."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 
 from tests.e2e.media_models import MODELS, MediaModel
 from tests.e2e.media_parts import Item, picture, sound
-from tests.e2e.server import HANG_S, Server
+from tests.e2e.server import Server, run_weft
 from tests.seeds import slow
 
 COUNT = 12  # tokens of an answer
@@ -87,14 +85,8 @@ def served(
     yield Served(model, server, journal)
     assert server.stop() == 0
     # Its decisions follow from what the journal has, which has no pictures.
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "replay", str(journal), "--check"],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    returncode, errors = run_weft("replay", str(journal), "--check")
+    assert returncode == 0, errors
 
 
 def tokens_of(reply: dict[str, Any]) -> list[int]:

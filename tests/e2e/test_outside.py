@@ -7,8 +7,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 import tomllib
@@ -23,6 +21,7 @@ import pytest
 from tests.e2e.server import HANG_S, Server, run_weft
 from tests.pages import BLOCK, CONTRIBUTE, ROOT
 from weft import LLM, SamplingParams
+from weft.cli.main import main
 from weft.config.engine import EngineConfig
 from weft.config.families.table import add_outside
 from weft.config.model import ModelError
@@ -111,21 +110,16 @@ def generate(server: Server, **body: Any) -> dict[str, Any]:
     return told
 
 
-def ctl(server: Server, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "weft", "ctl", *words, "--url", server.url, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            "PYTHONPATH": f"{folder}:{ROOT}",
-            "WEFT_PLUGINS": PLUGINS,
-            "PATH": "/usr/bin:/bin",
-        },
-    )
+def ctl(server: Server, *words: str) -> int:
+    """The status of `weft ctl` beside the module of the page, which `server` has made findable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_PLUGINS", PLUGINS)
+        return main(["ctl", *words, "--url", server.url, "--json"])
 
 
-def test_parts_from_outside_work_over_http_and_weft_ctl(server: Server, folder: Path) -> None:
+def test_parts_from_outside_work_over_http_and_weft_ctl(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = server.post("/rows", least=0)
     answer = generate(server)
     assert len(answer["output_ids"]) == 5
@@ -143,10 +137,10 @@ def test_parts_from_outside_work_over_http_and_weft_ctl(server: Server, folder: 
     assert server.get("/get_internal_state")["server_args"]["schedule_policy"] == (
         "own_parts:ShortestName"
     )
-    done = ctl(server, folder, "rows", "--least", "1")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] == after["tokens"] + 5
-    assert done.stdout.count("blocks") == 1
+    assert ctl(server, "rows", "--least", "1") == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["tokens"] == after["tokens"] + 5
+    assert printed.count("blocks") == 1
     by_name = server.post("/rpc", method="call_outside", params={"name": "own_parts:ROWS"})
     assert by_name["result"]["wrong"] == ""
     other = server.post("/rpc", method="call_outside", params={"name": "os:system"})
@@ -212,7 +206,7 @@ def test_a_package_gives_its_parts_names(folder: Path, tmp_path: Path) -> None:
     assert min(counted["rows_taken"], counted["steps"], counted["layers"]) > 0
 
 
-def test_faults_of_parts_end_no_other_request(server: Server, folder: Path) -> None:
+def test_faults_of_parts_end_no_other_request(server: Server) -> None:
     answers: list[dict[str, Any]] = []
     with server.slowed(0.05):
         other = threading.Thread(target=lambda: answers.append(generate(server)))
@@ -224,7 +218,7 @@ def test_faults_of_parts_end_no_other_request(server: Server, folder: Path) -> N
         status, text = refused(server, "/rows", least="many")
         assert (status, "least" in text) == (400, True)
         assert refused(server, "/own/hello")[0] == 500
-        assert ctl(server, folder, "rows", "--least", "-1").returncode == 1
+        assert ctl(server, "rows", "--least", "-1") == 1
         other.join(HANG_S)
     assert len(answers[0]["output_ids"]) == 5
     status, text = refused(

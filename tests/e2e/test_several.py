@@ -341,7 +341,8 @@ def test_tokens_of_a_response_are_counted_by_the_model_that_is_named_or_the_defa
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_form_names_the_model_that_hears(house: House, stream: bool) -> None:
-    house.ok("/models/unload", model="ears")
+    if not stream:
+        house.ok("/models/unload", model="ears")
     asked: dict[str, str] = {"model": "ears"} | ({"stream": "true"} if stream else {})
     found = house.http.post(
         "/v1/audio/transcriptions",

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
     known.SMOLLM2.found() is None, reason=f"{known.SMOLLM2.name} is not installed: scripts/serve"
 )
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
+BEGINNING = 32  # tokens, in which the scattering of light is named
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 # Of transformers in float32, on the same widened weights and tokens of the license.
 PERPLEXITY = 16.2584
@@ -32,7 +33,7 @@ def llm() -> Iterator[LLM]:
 
 def test_it_answers_a_question(llm: LLM) -> None:
     assert llm.model.name == "SmolLM2-135M-Instruct"
-    [output] = llm.chat(QUESTION, GREEDY)
+    [output] = llm.chat(QUESTION, SamplingParams(temperature=0.0, max_new_tokens=BEGINNING))
     assert "scatter" in output.text
     [output] = llm.chat([{"role": "user", "content": "Where is the Eiffel Tower?"}], GREEDY)
     assert "Paris" in output.text
@@ -83,7 +84,7 @@ def test_a_server_without_a_model_serves_it(monkeypatch: pytest.MonkeyPatch) -> 
     server = Server()
     try:
         answer = server.post(
-            "/v1/chat/completions", messages=QUESTION, temperature=0, max_tokens=64
+            "/v1/chat/completions", messages=QUESTION, temperature=0, max_tokens=BEGINNING
         )
         assert answer["model"] == "SmolLM2-135M-Instruct"
         assert "scatter" in answer["choices"][0]["message"]["content"]
@@ -98,7 +99,7 @@ def assert_tools_work(server: Server) -> None:
     parameters = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
     messages = [{"role": "user", "content": "How is the weather in Oslo?"}]
-    asked = {"messages": messages, "tools": tools, "temperature": 0, "max_tokens": 64}
+    asked = {"messages": messages, "tools": tools, "temperature": 0, "max_tokens": BEGINNING}
     answer = server.post("/v1/chat/completions", tool_choice="required", **asked)
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["city"] in city["enum"]
