@@ -209,16 +209,18 @@ def with_value(right: dict[str, Any], place: Place, value: Any) -> dict[str, Any
     return body
 
 
-def texts(place: Place, extreme: str) -> list[str]:
-    """The extreme as it may stand there, right or wrong in form, and nested."""
-    if place.kind == "object":
-        return [f'{{"1": {extreme}}}', extreme]
-    forms = [extreme, f"[{extreme}]", f"[[{extreme}]]", f'{{"a": {extreme}}}']
-    return (
-        forms
-        if place.kind in ("one", "anything")
-        else [*forms, f"[1, {extreme}]", f"[[1], {extreme}]"]
-    )
+# How numbers stand in a field of each kind.
+STANDS = {"one": "{}", "anything": "{}", "list": "[{}]", "lists": "[[{}]]", "object": '{{"1": {}}}'}
+FORMS = ("{}", "[{}]", "[[{}]]", '{{"a": {}}}')
+FORMS_OF_LISTS = (*FORMS, "[1, {}]", "[[1], {}]")
+
+
+def texts(place: Place, extreme: str, turn: int) -> list[str]:
+    """The extreme as it stands there, and, each in its turn, wrong in form or nested."""
+    stands = STANDS[place.kind]
+    forms = FORMS_OF_LISTS if place.kind in ("list", "lists") else FORMS
+    others = [form for form in forms if form != stands]
+    return [form.format(extreme) for form in (stands, others[turn % len(others)])]
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +303,7 @@ def test_no_number_of_a_body_is_a_fault(
             continue
         body = json.dumps(with_value(right, place, mark))
         for extreme in EXTREMES[(number + part) % PARTS :: PARTS]:
-            for text in texts(place, extreme):
+            for text in texts(place, extreme, number):
                 content = body.replace(json.dumps(mark), text)
                 answer = server.wait(
                     server.http.request(
@@ -330,9 +332,7 @@ def check_words(
     name = str(place.path[-1])
     number = NUMBERS[name]
     is_whole = re.fullmatch(r"-?[0-9]{1,20}", extreme)
-    stands = {"one": "{}", "list": "[{}]", "lists": "[[{}]]", "object": '{{"1": {}}}'}[
-        place.kind
-    ].format(extreme)
+    stands = STANDS[place.kind].format(extreme)
     if not is_whole or text != stands or number.holds(int(extreme)):
         return
     assert answer.status_code == 400, what
