@@ -107,11 +107,12 @@ def test_prefixes_and_embeddings_are_those_of_our_own_code(both: tuple[LLM, LLM]
 
 
 def test_requests_that_are_retracted_go_on_as_before(llama: Path) -> None:
-    settings = {**SMALL, "kv_tokens": 256, "max_running_requests": 4}
-    long = msgspec.structs.replace(GREEDY, max_new_tokens=90)
-    llm = LLM(llama, model_impl="transformers", **settings)
-    prompts = [[token] * 20 for token in (5, 9, 13, 17)]
+    few = {"kv_tokens": 96, "context_length": 64, "schedule_conservativeness": 0.0}
+    long = msgspec.structs.replace(GREEDY, max_new_tokens=55)
+    llm = LLM(llama, model_impl="transformers", **{**SMALL, **few})
+    prompts = [[token] * 5 for token in (5, 9, 13, 17)]
     together = [output.token_ids for output in llm.generate(prompts, long)]
+    assert llm._own.engine.scheduler.counters.num_retractions > 0  # type: ignore[attr-defined]
     alone = [llm.generate([prompt], long)[0].token_ids for prompt in prompts]
     assert together == alone
 

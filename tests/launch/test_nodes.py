@@ -3,10 +3,7 @@ nodes are processes of this machine; `nodes_proof.py` has two machines."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.server import wait_until
+from tests.e2e.server import start, wait_until
 from tests.launch.loaded import SETTINGS, answers, load
 from tests.launch.ports import free_port
 from tests.nano_adapters import NANO
@@ -268,19 +265,27 @@ class FollowingNode:
 
     def __init__(self, port: int) -> None:
         self.port = free_port()  # for probes
-        command = [sys.executable, "-m", "weft", "serve", str(NANO), "--tp-size", "2"]
-        command += ["--nnodes", "2", "--node-rank", "1", "--threads", "1"]
-        command += ["--dist-init-addr", f"127.0.0.1:{port}", "--port", str(self.port)]
-        environ = {**os.environ, "WEFT_DIST_SECRET": "hush"}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
+        words = ["serve", str(NANO), "--tp-size", "2", "--nnodes", "2", "--node-rank", "1"]
+        words += ["--threads", "1", "--dist-init-addr", f"127.0.0.1:{port}"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WEFT_DIST_SECRET", "hush")
+            self.process = start([*words, "--port", str(self.port)])
 
     def ranks(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "weft.launch.follower" in child.cmdline()]
 
     def end(self) -> tuple[int, str]:
         """The exit status, and the last line."""
-        _, text = self.process.communicate(timeout=HANG_S)
-        return self.process.returncode, text.splitlines()[-1]
+        assert self.process.stderr is not None
+        text = self.process.stderr.read()
+        return self.process.wait(HANG_S), text.splitlines()[-1]
+
+    def kill(self) -> None:
+        assert self.process.stderr is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
 
 
 def test_two_nodes_answer_as_one_rank_and_a_killed_rank_is_named_on_both() -> None:
@@ -306,5 +311,4 @@ def test_two_nodes_answer_as_one_rank_and_a_killed_rank_is_named_on_both() -> No
         assert not rank.is_running()
         two.close()
     finally:
-        node.process.kill()
-        node.process.communicate()
+        node.kill()
