@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
+
+# Some seconds, here once for all processes of a run; `transformers` alone loads it for a first model.
+import transformers.modeling_utils
 from safetensors.torch import load_file, save_file
 
 VOCAB = 512

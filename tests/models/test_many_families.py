@@ -34,7 +34,7 @@ from weft.ops.plain import PlainOps
 from weft.weights.load import load_weights
 
 TOLERANCE = 2e-4  # of log probabilities, float32
-NUM_GREEDY = 4
+NUM_GREEDY = 3
 
 Drive = Callable[..., Driver]
 
@@ -68,25 +68,20 @@ def assert_equal(actual: torch.Tensor, logits: torch.Tensor) -> None:
 
 
 def assert_the_same(driver: Driver, checkpoint: Checkpoint) -> None:
-    first = prompt(1, 46)
-    second = prompt(2, 40)
-    expected = checkpoint.logits(first)
+    tokens = prompt(1, 43)
+    other = prompt(2, 40)
     # One prompt in chunks, beside another one that comes whole.
-    begun = driver.run(Turn(0, first[:19]), Turn(1, second))
-    assert_equal(begun[0], expected[18])
-    assert_equal(begun[1], checkpoint.logits(second)[-1])
-    # Then tokens one by one, beside the rest of the chunks.
-    assert_equal(driver.run(Turn(0, first[19:20]))[0], expected[19])
-    assert_equal(driver.run(Turn(0, first[20:43]))[0], expected[42])
-    for index in range(43, len(first)):
-        logprobs = driver.run(Turn(0, first[index : index + 1]))[0]
-        assert_equal(logprobs, expected[index])
-    written: list[int] = []
+    begun = driver.run(Turn(0, tokens[:19]), Turn(1, other))
+    assert_equal(begun[1], checkpoint.logits(other)[-1])
+    # A single token between the chunks, and then those that are the likeliest.
+    one = driver.run(Turn(0, tokens[19:20]))[0]
+    ends = [driver.run(Turn(0, tokens[20:]))[0]]
     for _ in range(NUM_GREEDY):
-        written.append(int(logprobs.argmax()))
-        logprobs = driver.run(Turn(0, written[-1:]))[0]
-    theirs = checkpoint.logits(first + written)[len(first) - 1 : -1].argmax(-1)
-    assert written == theirs.tolist()
+        tokens.append(int(ends[-1].argmax()))
+        ends.append(driver.run(Turn(0, tokens[-1:]))[0])
+    expected = checkpoint.logits(tokens)
+    assert_equal(torch.stack([begun[0], one, *ends]), expected[[18, 19, *range(42, len(tokens))]])
+    assert tokens[43:] == expected[42:-1].argmax(-1).tolist()
 
 
 def test_logits_and_greedy_tokens_are_those_of_transformers(
@@ -118,23 +113,24 @@ def head_name(stored: Mapping[str, torch.Tensor]) -> str:
 
 
 @pytest.mark.parametrize(
-    "name",
+    "checkpoint",
     [
         *("cwm", "olmo2", "gemma3", "cohere", "gpt-neox", "stablelm-parallel", "hyperclovax"),
         *("lfm2", "qwen3.5", "falcon-h1", "falcon-mamba", "nemotron-h", "youtu", "minicpm3"),
         *("hunyuan", "gemma4", "gemma4-small"),
     ],
+    indirect=True,
 )
 def test_a_program_has_the_operations_that_the_passes_of_its_mechanisms_say(
-    drive: Drive, tmp_path: Path, name: str
+    checkpoint: Checkpoint, drive: Drive
 ) -> None:
-    driver = drive(make_checkpoint(name, tmp_path).folder, kernels="auto")
+    driver = drive(checkpoint.folder, kernels="auto")
     steps = driver.runner.steps
     if not isinstance(steps, CpuFusedSteps):
         pytest.skip("there are no kernels for this processor")
     driver.run(Turn(0, [1, 2, 3]))
     program = steps._model.body.for_rows(1).program
-    config = ModelConfig.from_folder(tmp_path)
+    config = ModelConfig.from_folder(checkpoint.folder)
     passes = own_passes(config.decoder, config.num_layers, config.num_heads)
     counted = [args for args in program.args if not isinstance(args, NarrowArgs)]
     assert len(counted) == 1 + passes.others + passes.total  # 1: the embedding
@@ -171,13 +167,14 @@ def test_a_gpt_neox_of_an_older_version_is_read(drive: Drive, tmp_path: Path) ->
     assert_equal(driver.run(Turn(0, tokens))[0], checkpoint.logits(tokens)[-1])
 
 
-@pytest.mark.parametrize("name", ["gpt-neox", "phi", "phi3", "olmo", "stablelm", "lfm2-bias"])
-def test_a_model_gives_its_weights_as_its_checkpoint_has_them(tmp_path: Path, name: str) -> None:
-    checkpoint = make_checkpoint(name, tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
+@pytest.mark.parametrize(
+    "checkpoint", ["gpt-neox", "phi", "phi3", "olmo", "stablelm", "lfm2-bias"], indirect=True
+)
+def test_a_model_gives_its_weights_as_its_checkpoint_has_them(checkpoint: Checkpoint) -> None:
+    stored = load_file(checkpoint.folder / "model.safetensors")
     config = ModelConfig.from_folder(checkpoint.folder)
     model = make_model(config, PlainOps(torch.float32, torch.device("cpu")))
-    load_weights(model.weights(), tmp_path)
+    load_weights(model.weights(), checkpoint.folder)
     for weight in model.weights():
         content = stored[weight.name.replace("lm_head.weight", head_name(stored))]
         assert torch.equal(weight.get(), content)

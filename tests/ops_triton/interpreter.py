@@ -1,12 +1,15 @@
-"""Triton's interpreter, made quicker: for each call of a function it looks through all members of
-its language for what to replace, and for each tensor it makes a table of numpy's types."""
+"""Triton's interpreter, made quicker. For each call of a function it looks through all members of
+its language for what to replace, and for each tensor it makes a table of numpy's types, the name of
+its type and tuples of its shape."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from operator import index
 from types import FunctionType
 from typing import Any
 
@@ -25,6 +28,14 @@ def is_recent() -> bool:
 def make_quick() -> None:
     from triton.runtime import interpreter
 
+    _make_patches_quick(interpreter)
+    _make_types_quick(interpreter.tl.core)
+    # It computes whether sums and products overflow, and says so only to who debugs.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
+
+
+def _make_patches_quick(interpreter: Any) -> None:
     language = interpreter.tl
     pointer, block = language.pointer_type, language.core.block_type
     usual_patch, usual_type = interpreter._patch_lang, interpreter._get_np_dtype
@@ -52,3 +63,32 @@ def make_quick() -> None:
         return type_of_scalars(scalar)
 
     vars(interpreter).update(_patch_lang=patch, _get_np_dtype=type_of)
+
+
+def _make_types_quick(core: Any) -> None:
+    """What follows from a type, and from a shape, is made once."""
+    usual_type = core.block_type.__init__
+    parts: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def make_type(self: Any, element: Any, shape: Sequence[Any]) -> None:
+        key = (element.name, *map(index, shape))
+        if key not in parts:
+            usual_type(self, element, shape)
+            parts[key] = vars(self)
+        vars(self).update(parts[key])
+
+    @cache
+    def shape_of(*sizes: int) -> dict[str, Any]:
+        made = core.block_type(core.int1, [*sizes]) if sizes else core.int1
+        tensor = object.__new__(core.tensor)
+        usual_tensor(tensor, None, made)
+        return {"shape": tensor.shape, "numel": tensor.numel}
+
+    usual_tensor = core.tensor.__init__
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = type.shape.values if type.is_block() else ()
+        vars(self).update(shape_of(*sizes), handle=handle, type=type, dtype=type.scalar)
+
+    core.block_type.__init__ = make_type
+    core.tensor.__init__ = make_tensor
