@@ -41,7 +41,7 @@ def generated(
     ids: list[int] = []
     for _ in range(MAX_TOKENS):
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        token = int(rng.choice(allowed))
+        token = int(allowed[rng.integers(len(allowed))])
         matcher.consume(token)
         assert not matcher.error
         if token == EOS or matcher.is_complete:

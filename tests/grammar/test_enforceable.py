@@ -97,13 +97,14 @@ def test_a_number_of_a_keyword_is_enforced_or_named(
 def test_a_constant_is_the_literal_or_is_named(
     compiler: LlgCompiler, tokenizer: Tokenizer, value: float
 ) -> None:
-    for one in (value, [value], {"b": [value]}):
-        for schema in ({"const": one}, {"enum": [one, "x"]}):
-            for outer in wrapped(schema):
-                check(compiler, tokenizer, outer)
+    for schema in ({"const": value}, {"enum": [[value], "x"]}):
+        for outer in wrapped(schema):
+            check(compiler, tokenizer, outer)
+    for schema in ({"enum": [value, "x"]}, {"const": [value]}, {"const": {"b": [value]}}):
+        check(compiler, tokenizer, schema)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 4))
+@pytest.mark.parametrize("seed", seeds(1, 4))
 def test_a_fraction_in_a_constant_has_the_value_that_the_schema_says(
     compiler: LlgCompiler, tokenizer: Tokenizer, seed: int
 ) -> None:
@@ -156,7 +157,7 @@ def test_a_whole_number_at_the_root_has_all_its_digits(
     for schema in ({"const": value}, {"enum": [value, 7]}, {"type": "integer", "enum": [value]}):
         grammar = compiled(compiler, schema, strict=True)
         assert not grammar.warnings
-        texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(20)}
+        texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(8)}
         assert str(value) in texts
         assert texts <= {str(value), "7"}
 
@@ -172,7 +173,7 @@ def test_a_whole_number_between_two_tags_has_all_its_digits(
         text = json.dumps({"format": tag})
         grammar = compiler.compile(Key("structural_tag", text, strict=True))
         assert not grammar.warnings
-        texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(20)}
+        texts = {generated(compiler, tokenizer, grammar, rng) for _ in range(8)}
         assert f"<a>{value}</a>" in texts
         assert texts <= {f"<a>{value}</a>", f"<a>{json.dumps(schema.get('enum', [0])[-1])}</a>"}
 

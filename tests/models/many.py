@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Some seconds, here once for all processes of a run; `transformers` alone loads it for a first model.
+# Takes seconds: here once for all processes of a run.
 import transformers.modeling_utils
 from safetensors.torch import load_file, save_file
 
