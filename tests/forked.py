@@ -109,13 +109,14 @@ def can_fork(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def first_process() -> socket.socket:
-    """The socket of the first process of this process; it ends when this one does."""
+    """The socket of the first process, which copies of this process share; it ends when all of
+    them have."""
     with LOCK:
-        return _first_process_of(os.getpid())[0]
+        return _first_process()[0]
 
 
 @cache
-def _first_process_of(pid: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _first_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()

@@ -24,8 +24,12 @@ def of_a_module(request):
 # Of each outcome one. What is written while they are collected tells in which process that is.
 OUTCOMES = """
 import os
+import sys
 import warnings
 import pytest
+from tests import forked
+
+sys.executable = "/bin/true"  # instead of the process that forks servers
 
 with open("collected", "a") as file:
     file.write(f"{os.getpid()}\\n")
@@ -34,6 +38,8 @@ def test_passes(of_a_module, tmp_path):
     print("what nobody sees")
     with open("ran", "a") as file:
         file.write(f"{os.getpid()}\\n")
+    with open("forks", "a") as file:
+        file.write(f"{forked._first_process()[1].pid}\\n")
 
 def test_fails(of_a_module):
     print("what is shown")
@@ -109,6 +115,9 @@ def test_what_all_processes_report_is_told_once_and_each_file_is_imported_once(
     assert len(collected) == len(ran) == 2
     assert len(set(collected)) == 1
     assert not set(collected) & set(ran)
+    forks = (tmp_path / "forks").read_text().split()
+    assert len(forks) == 2
+    assert len(set(forks)) == 1
     assert sorted((tmp_path / "ended").read_text().split()) == ["test_a.py", "test_b.py"]
 
 

@@ -87,6 +87,8 @@ class ForkedWorkers:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         # The collector of a process need not look at what all have, and does not copy it so.
         freeze_for_good()
+        if forked := sys.modules.get("tests.forked"):
+            forked.first_process()  # one for all: it imports weft
         queue = Queue(len(self._files))
         try:
             for _ in range(min(self._num_workers, len(self._files))):
