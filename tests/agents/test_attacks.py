@@ -42,10 +42,13 @@ def test_a_wrong_value_is_served_or_its_item_is_named(client: httpx.Client, path
     assert num_refused > 10
 
 
-@pytest.mark.parametrize("path", SOUND)
+@pytest.mark.parametrize(
+    ("path", "length"), [*zip(SOUND, (20_000, 2_000, 2_000), strict=True)], ids=SOUND
+)
 def test_a_tool_list_of_two_megabytes_is_served_and_its_last_tool_is_checked(
-    client: httpx.Client, path: str
+    client: httpx.Client, path: str, length: int
 ) -> None:
+    """Of two of the APIs it has a tenth of that."""
     sound = SOUND[path]
     tool = sound["tools"][1 if path == "/v1/messages" else 0]  # a function
     many = []
@@ -53,12 +56,12 @@ def test_a_tool_list_of_two_megabytes_is_served_and_its_last_tool_is_checked(
         changed = json.loads(json.dumps(tool))
         fields = changed.get("function", changed)
         fields["name"] = f"tool_{number}"
-        fields["description"] = "Look before you change. " * 900
+        fields["description"] = "Look before you change. " * (length // 24 + 1)
         many.append(changed)
     body = {**sound, "tools": many}
     body = {field: value for field, value in body.items() if field not in ("input", "messages")}
     body["input" if path == "/v1/responses" else "messages"] = [{"role": "user", "content": "Hi"}]
-    assert len(json.dumps(body)) > 2_000_000
+    assert len(json.dumps(body)) > len(many) * length
     assert client.post(path, json=body).status_code == 200
     many[-1].get("function", many[-1])["name"] = "tool_0"
     error = client.post(path, json=body).json()["error"]

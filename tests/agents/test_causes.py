@@ -13,6 +13,7 @@ import pytest
 
 from tests.agents.model import TAKES_LATE, TEMPLATE
 from tests.agents.shapes import ClaudeCode, Codex, Shape
+from tests.seeds import slow
 from tests.server.real_engine import RealServer, serving
 from weft.config.server import ServerConfig
 
@@ -113,7 +114,7 @@ def test_turns_continue_each_other_though_a_header_changes(
     shape = make()
     ask(server, shape, f"{make.__name__}-0", shape.body())
     bodies = []
-    for number in range(1, 5):
+    for number in range(1, 3):
         add_step(shape, number)
         bodies.append(shape.body())
         cause = ask(server, shape, f"{make.__name__}-{number}", bodies[-1])
@@ -159,7 +160,7 @@ def test_thinking_that_a_client_no_longer_sends_is_named_as_dropped(
     assert "reasoning" in cause["advice"]
 
 
-@SHAPES
+@pytest.mark.parametrize("make", [ClaudeCode, *slow([Codex])])
 def test_a_tool_that_is_added_is_named_as_new_text(server: RealServer, make: type[Shape]) -> None:
     shape = make()
     add_step(shape, 1)
@@ -174,7 +175,7 @@ def test_a_tool_that_is_added_is_named_as_new_text(server: RealServer, make: typ
     assert "look" in cause["ours_text"]
 
 
-@SHAPES
+@pytest.mark.parametrize("make", [Codex, *slow([ClaudeCode])])
 def test_tools_in_another_order_are_named(server: RealServer, make: type[Shape]) -> None:
     shape = make()
     add_step(shape, 1)

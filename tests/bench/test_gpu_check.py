@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.seeds import slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
 
@@ -25,7 +27,8 @@ def script() -> ModuleType:
     return module
 
 
-def test_parts_run_on_a_cpu_and_their_findings_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", ["bench-0.6b", *slow(["attention,bench-0.6b"])])
+def test_parts_run_on_a_cpu_and_their_findings_are_kept(tmp_path: Path, parts: str) -> None:
     command = [
         sys.executable,
         SCRIPT,
@@ -33,7 +36,7 @@ def test_parts_run_on_a_cpu_and_their_findings_are_kept(tmp_path: Path) -> None:
         "cpu",
         "--small",
         "--parts",
-        "attention,bench-0.6b",
+        parts,
         "--out",
         tmp_path,
     ]
@@ -41,7 +44,7 @@ def test_parts_run_on_a_cpu_and_their_findings_are_kept(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout
     found = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert list(found) == ["attention", "bench-0.6b"]
+    assert list(found) == parts.split(",")
     assert all(part["rows"] and not part["end"] for part in found.values())
     crowd = next(row for row in found["bench-0.6b"]["rows"] if row["what"] == "8 requests, greedy")
     assert crowd["ok"]
