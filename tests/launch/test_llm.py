@@ -405,27 +405,22 @@ def num_pipes() -> int:
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "collected"])
-def test_threads_and_files_end_with_an_llm(folder: Path, tmp_path: Path, is_closed: bool) -> None:
+def test_threads_files_and_memory_end_with_an_llm(
+    folder: Path, tmp_path: Path, is_closed: bool
+) -> None:
     gc.collect()  # of other tests
     before = set(threading.enumerate())
     pipes = num_pipes()
     llm = loaded(folder, tmp_path / "cache")
     assert set(threading.enumerate()) - before
+    runner = weakref.ref(llm._own.engine.surroundings.runner)  # type: ignore[attr-defined]
     if is_closed:
         llm.close()
+        gc.collect()
+        assert runner() is None
     del llm
     assert left_of(before) == []
     assert num_pipes() <= pipes
-
-
-def test_the_memory_of_a_model_is_free_when_its_llm_is_closed(folder: Path, tmp_path: Path) -> None:
-    llm = loaded(folder, tmp_path / "cache")
-    engine: Any = llm._own.engine
-    runner = weakref.ref(engine.surroundings.runner)
-    del engine
-    llm.close()
-    gc.collect()
-    assert runner() is None
 
 
 def test_a_closed_llm_says_so(folder: Path) -> None:
