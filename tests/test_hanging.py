@@ -111,7 +111,7 @@ def begin(tmp_path: Path, source: str, *options: str, **environ: str) -> subproc
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    timeout: x\n    slow: x\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.running"]
     # Without the other plugins that are installed, which take longer to load than these tests to
     # run.
     environ = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), **environ}

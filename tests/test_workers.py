@@ -86,7 +86,7 @@ def run(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    timeout: x\n    slow: x\n")
     for name, source in files.items():
         (folder / name).write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.running"]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "--workers", "2", *options, *files],
         cwd=folder,
