@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from tests.shape.measure import TOKENS
+from tests.shape.measure import TEXTS
 
 WEFT = Path(__file__).parents[2] / "weft"
 # At most so often; what gets fewer lowers its number here.
@@ -29,7 +29,8 @@ MOST = {
     "behind": 50,
     "joins": 5,
 }
-TRACE = re.compile("|".join(MOST), re.IGNORECASE)  # without it a token has none of them
+NAME = re.compile(r"[^\W\d]\w*")
+TRACE = re.compile("|".join(MOST), re.IGNORECASE)  # without it a name has none of them
 # Phrases that readers of English as a second language stumble over: what stands after the colon is
 # clearer.
 PHRASES = {
@@ -49,17 +50,13 @@ def counts() -> dict[str, Counter[str]]:
     """By word, the names and "text" in which it stands, and how often."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for path in sorted(WEFT.rglob("*.py")):
-        for token in TOKENS.finditer(path.read_text()):
-            text = token[0]
-            if not TRACE.search(text):
-                continue
-            if token.lastgroup == "name":
-                for word in set(words_of(text)) & set(MOST):
-                    found[word][text] += 1
-            elif token.lastgroup in ("comment", "docstring", "string"):
-                for word in re.findall(r"[a-z]+", text):
-                    if word in MOST:
-                        found[word]["text"] += 1
+        source = path.read_text()
+        for name, count in Counter(NAME.findall(TEXTS.sub(" ", source))).items():
+            for word in set(words_of(name)) & set(MOST) if TRACE.search(name) else ():
+                found[word][name] += count
+        for word in re.findall(r"[a-z]+", "\n".join(TEXTS.findall(source))):
+            if word in MOST:
+                found[word]["text"] += 1
     return found
 
 
