@@ -203,8 +203,8 @@ class Watched(RecordedWorld):
 
     reasons: Counter[str]
 
-    def check(self) -> None:
-        super().check()
+    def check_step(self) -> None:
+        super().check_step()
         check_reasons(self, self.reasons)
 
 
@@ -268,8 +268,8 @@ class WatchedFlow(FlowWorld):
 
     reasons: Counter[str]
 
-    def check(self) -> None:
-        super().check()
+    def check_step(self) -> None:
+        super().check_step()
         check_reasons(self, self.reasons)
 
 

@@ -83,8 +83,8 @@ class Serving(RecordedWorld):
         for _ in range(6):
             self.step()
 
-    def check(self) -> None:
-        pass
+    def step(self, check: bool = True) -> None:
+        super().step(check=False)
 
     def audited(self) -> AuditReply:
         """The books, looked up now."""

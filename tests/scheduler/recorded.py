@@ -141,8 +141,8 @@ class RecordedWorld(World):
     def pins(self) -> PinService:
         return self.engine._engine.services.pins
 
-    def check(self) -> None:
-        super().check()
+    def check_step(self) -> None:
+        super().check_step()
         book = self.pins.feature.book
         assert book.num_pages(self.scheduler.kv) <= book.max_pages
         # Nothing stays pinned that nobody lists.

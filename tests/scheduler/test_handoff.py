@@ -82,8 +82,8 @@ class HandedWorld(RecordedWorld):
     def leases(self):  # type: ignore[no-untyped-def]
         return self.scheduler.kv.leases
 
-    def check(self) -> None:
-        super().check()
+    def check_step(self) -> None:
+        super().check_step()
         handoff = self.settings.handoff
         assert handoff is not None
         held = {lease.name for lease in self.leases}
@@ -130,8 +130,8 @@ class PullingWorld(HandedWorld):
         assert transfers is not None
         return transfers
 
-    def check(self) -> None:
-        RecordedWorld.check(self)
+    def check_step(self) -> None:
+        RecordedWorld.check_step(self)
         handoff = self.settings.handoff
         assert handoff is not None
         feature = self.service.feature

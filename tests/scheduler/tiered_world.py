@@ -52,8 +52,8 @@ class TieredWorld(RecordedWorld):
     def service(self):  # type: ignore[no-untyped-def]
         return self.engine._engine.services.tiers
 
-    def check(self) -> None:
-        super().check()
+    def check_step(self) -> None:
+        super().check_step()
         assert self.settings.tiers is not None
         for id, wait in self.service.feature.waiting.items():
             assert id in self.scheduler.requests

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ from weft.scheduler.times import NEVER
 
 VOCAB = 300
 EOS = 3
-CACHE_CHECKED_EVERY = 4  # steps
+MEMORY_CHECKED_EVERY = 4  # steps
 
 
 class World:
@@ -205,7 +206,9 @@ class World:
         for output in self.turn():
             self.receive(output)
         if check:
-            self.check()
+            self.check_step()
+            if self.num_steps % MEMORY_CHECKED_EVERY == 0:
+                self.check_memory()
 
     def receive(self, output: StepOutput) -> None:
         ids = np.frombuffer(output.ids, dtype=np.int64).tolist()
@@ -248,24 +251,46 @@ class World:
 
     def check(self) -> None:
         """The invariants 1 to 5 of docs/architecture.md."""
+        self.check_step()
+        self.check_memory()
+
+    def check_step(self) -> None:
+        """What of the invariants takes little time."""
         scheduler, kv = self.scheduler, self.scheduler.kv
         for fault in scheduler.outbox.take_faults():  # where no engine has taken them
             self.failed(fault)
-        audit(scheduler)
-        kv.cache.check()
-        if self.num_steps % CACHE_CHECKED_EVERY == 0:
-            self.cache_check.check(kv.cache)
-            if self.runner.windows is not None:
-                self.runner.windows.check_tails(scheduler, self.cache_check)
-            if self.runner.states is not None:
-                self.runner.states.check_snapshots(scheduler, self.cache_check)
+        assert kv.accounts.imbalance == 0
         with_row = [r for r in scheduler.requests.values() if r.row != NO_ROW]
         assert kv.rows.num_used == len(with_row)
         assert len({r.row for r in with_row}) == len(with_row)
         waiting = list(scheduler.waiting_queue)
         assert len(waiting) + len(with_row) == len(scheduler.requests)
         assert all(r.state is RequestState.WAITING and not r.prefix.is_locked for r in waiting)
-        for line in scheduler.waiting_queue.lines:
+        open_prompts = [
+            r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len
+        ]
+        assert open_prompts == (
+            [scheduler.prefills.chunked_req] if scheduler.prefills.chunked_req else []
+        )
+
+    def check_memory(self) -> None:
+        """Each page, each node of the cache and each token in it. What a step does wrong there is
+        still seen some steps later."""
+        scheduler, kv = self.scheduler, self.scheduler.kv
+        audit(scheduler)
+        kv.cache.check()
+        self.cache_check.check(kv.cache)
+        if self.runner.windows is not None:
+            self.runner.windows.check_tails(scheduler, self.cache_check)
+        if self.runner.states is not None:
+            self.runner.states.check_snapshots(scheduler, self.cache_check)
+        self._check_prefix_index()
+        if kv.cache.shares:
+            self._check_locks()
+
+    def _check_prefix_index(self) -> None:
+        kv = self.scheduler.kv
+        for line in self.scheduler.waiting_queue.lines:
             index = line.policy.prefix_index
             if index is None:
                 continue
@@ -277,40 +302,31 @@ class World:
                     assert index.length(request.spec.arrival_order) == kv.cache.peek(
                         request.cache_key(usable)
                     )
-        open_prompts = [
-            r for r in with_row if r.state is RequestState.PREFILLING and r.kv_len < r.fill_len
+
+    def _check_locks(self) -> None:
+        """Nodes are locked for those that are known to need them, and pinned for all pins."""
+        kv = self.scheduler.kv
+        needed = [
+            one.prefix.handle for one in self.scheduler.requests.values() if one.row != NO_ROW
         ]
-        assert open_prompts == (
-            [scheduler.prefills.chunked_req] if scheduler.prefills.chunked_req else []
-        )
-        locked = set()
-        for request in with_row:
-            node = request.prefix.handle if kv.cache.shares else None
-            while node is not None and node.key:
-                locked.add(id(node))
-                node = node.parent
-        ends = [pin.handle for pin in kv.pins.firm] + [lease.handle for lease in kv.leases]
+        needed += [pin.handle for pin in kv.pins.firm]
+        needed += [lease.handle for lease in kv.leases]
         transfers = find_transfers(kv)
         if transfers is not None:
-            ends += [transfer.handle for transfer in transfers.table.values()]
-        for node in ends:
-            while node is not None and node.key:
-                locked.add(id(node))
-                node = node.parent
-        if kv.cache.shares:
-            nodes = list(kv.cache.tree.nodes())
-            assert locked == {id(node) for node in nodes if node.locks}
-            owned = Counter[int]()
-            for pin in kv.pins:
-                node = pin.handle
-                while node.key:
-                    owned[id(node)] += 1
-                    node = node.parent
-            assert owned == {id(node): node.pins for node in nodes if node.pins}
+            needed += [transfer.handle for transfer in transfers.table.values()]
+        locked = Counter[int]()
+        for handle in needed:
+            locked.update(map(id, _up_from(handle)))
+        pinned = Counter[int]()
+        for pin in kv.pins:
+            pinned.update(map(id, _up_from(pin.handle)))
+        nodes = list(kv.cache.tree.nodes())
+        assert locked.keys() == {id(node) for node in nodes if node.locks}
+        assert pinned == {id(node): node.pins for node in nodes if node.pins}
 
     def check_idle(self) -> None:
         kv = self.scheduler.kv
-        self.cache_check.check(kv.cache)
+        self.check_memory()
         assert not self.scheduler.requests
         assert not len(self.scheduler.running_batch.rows)
         assert self.scheduler.prefills.chunked_req is None
@@ -365,3 +381,10 @@ class World:
             weights = adapter_weights(self.sent[id].adapter)
             expected = expected_logprobs(self.prompts[id], start, weights)
             assert [one.logprob for one in told] == expected
+
+
+def _up_from(node: Any) -> Iterator[Any]:
+    """A node of the cache and those above it, without the root; None has none."""
+    while node is not None and node.key:
+        yield node
+        node = node.parent
