@@ -96,6 +96,17 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
                 todo.append(value)
 
 
+def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    """All classes of a file, found among its statements."""
+    todo: deque[ast.AST] = deque([tree])
+    while todo:
+        node = todo.popleft()
+        if isinstance(node, ast.ClassDef):
+            yield node
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            todo += getattr(node, name, [])
+
+
 def density_of_lines(source: str) -> Density:
     """The counts for which a source need not be parsed."""
     code = TEXTS.sub(_in_short, source)
@@ -179,9 +190,8 @@ def _bases(folder: Path) -> dict[str, set[str]]:
     """The names that the classes of a folder inherit from."""
     bases: dict[str, set[str]] = {}
     for path in folder.rglob("*.py"):
-        for node in walk(parsed(path)):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for node in classes(parsed(path)):
+            bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
     return bases
 
 
@@ -234,12 +244,11 @@ def sizes(folder: Path = WEFT) -> dict[str, Size]:
     bases: dict[str, set[str]] = {}
     found: dict[str, Size] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in walk(parsed(path)):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
-                if not _is_frozen(node):
-                    methods = sum(isinstance(part, FUNCTIONS) for part in node.body)
-                    found[node.name] = Size(len(_attributes(node)), methods)
+        for node in classes(parsed(path)):
+            bases[node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
+            if not _is_frozen(node):
+                methods = sum(isinstance(part, FUNCTIONS) for part in node.body)
+                found[node.name] = Size(len(_attributes(node)), methods)
     return {name: size for name, size in found.items() if not _above(name, bases) & VALUES}
 
 
