@@ -40,6 +40,7 @@ def test_a_head_learns_from_recorded_answers_and_guesses_in_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded, "MOST_TOKENS", 40)
+    monkeypatch.setattr(teach_head, "WARM_UP_STEPS", 4)
     torch.manual_seed(1)
     of = head.target("weft-nano")
     ids = torch.arange(SHAPE.num_logits)
@@ -62,7 +63,7 @@ def test_a_head_learns_from_recorded_answers_and_guesses_in_an_engine(
     before = head.rightness(learning, lessons, of, can, 2)
     training = teach_head.Training(learning, tmp_path / "checkpoint.pt")
     rows = of.rows[can.ids]
-    for _ in range(40):
+    for _ in range(12):
         loss = head.loss_of(learning, head.batch_of(lessons, of), of, can, rows)
         training.step(loss, 0.0)
     after = head.rightness(learning, lessons, of, can, 2)
@@ -71,7 +72,7 @@ def test_a_head_learns_from_recorded_answers_and_guesses_in_an_engine(
     training.save()
     again = head.Head(SHAPE, of.hidden, len(of.reads))
     resumed = teach_head.Training(again, tmp_path / "checkpoint.pt")
-    assert resumed.steps == 40
+    assert resumed.steps == 12
     assert torch.equal(again.lm_head.weight, learning.lm_head.weight)
 
     head.export(learning, of, can.ids, tmp_path / "head")
