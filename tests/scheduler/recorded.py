@@ -129,9 +129,9 @@ class RecordedWorld(World):
         self._put_aside_after(1)
 
     def put_aside_often(self) -> None:
-        """From now on no file of the journal has more than three steps. What the state of the first
-        lacks shows in any of them, for a third of the costs of a file for each step."""
-        self._put_aside_after(3)
+        """From now on no file of the journal has more than five steps. What the state of the first
+        lacks shows in any of them, for a fifth of the costs of a file for each step."""
+        self._put_aside_after(5)
 
     def _put_aside_after(self, most_steps: int) -> None:
         recorder = _SoonFull(self.engine._recorder, most_steps)

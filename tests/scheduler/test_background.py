@@ -12,7 +12,7 @@ from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.scenes import Patience, Recorder, settings
 from tests.scheduler.world import VOCAB, World
-from tests.seeds import seeds
+from tests.seeds import slow
 from weft.arrays import IntArray
 from weft.engine.explain import explain
 from weft.plan.step import Plan
@@ -22,7 +22,8 @@ from weft.scheduler.retraction import cheapest
 from weft.scheduler.settings import DraftSettings
 from weft.scheduler.speculation.planner import SpeculativePlanner
 
-NUM_WORLDS = 12
+# Each feature is in one or two of them.
+WORLDS = (1, 2, 3, 4, 6, 7, 10, 11)
 
 
 def decoding(world: World) -> set[int]:
@@ -588,14 +589,14 @@ def random_world(seed: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", seeds(NUM_WORLDS, 24))
+@pytest.mark.parametrize("seed", [*WORLDS, *slow(sorted({*range(24)} - {*WORLDS}))])
 def test_random_worlds_with_background_requests_keep_every_invariant(seed: int) -> None:
     random_world(seed)
 
 
 def test_the_random_worlds_reach_what_they_are_for() -> None:
     reached = Counter[str]()
-    for seed in range(NUM_WORLDS):
+    for seed in WORLDS:
         reached += random_world(seed)
     for kind in ("background", "online"):
         assert reached[f"{kind} stop"] > 5

@@ -22,7 +22,7 @@ from weft.scheduler.history import Stop
 from weft.scheduler.reserve.completions import CompletionBudget
 from weft.scheduler.settings import SchedulerSettings, StateSettings, WindowSettings
 
-SCENES_PER_TEST = 25
+SCENES_PER_TEST = 12
 
 
 class Length(NamedTuple):

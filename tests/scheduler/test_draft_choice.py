@@ -10,6 +10,7 @@ from tests.scheduler.draft_oracle import DraftOracle
 from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.scenes import settings
 from tests.scheduler.world import VOCAB, World
+from tests.seeds import every_second
 from weft.memory.radix.cache import RadixCache
 from weft.plan.step import Plan
 from weft.scheduler import build
@@ -132,7 +133,7 @@ def test_one_stream_is_faster_by_what_is_right(
 
 
 @pytest.mark.parametrize("num_requests", [1, 32])
-@pytest.mark.parametrize("part", ["never", "a third", "half", "nearly always"])
+@pytest.mark.parametrize("part", every_second(["never", "a third", "half", "nearly always"]))
 def test_beside_another_source_nothing_is_lost(
     part: str, num_requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

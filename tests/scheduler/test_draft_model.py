@@ -69,7 +69,7 @@ def run(world: World, prompt: list[int], length: int) -> int:
 # ---- whole runs
 
 
-@pytest.mark.parametrize("seed", seeds(6, 24))
+@pytest.mark.parametrize("seed", seeds(3, 24))
 def test_random_schedules_with_a_draft_model_give_the_same_outputs(seed: int) -> None:
     run_random(seed, guesses=True)
 

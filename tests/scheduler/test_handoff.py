@@ -186,7 +186,7 @@ def run_world(
     return world
 
 
-NUM_SCHEDULES = 6
+NUM_SCHEDULES = 3
 
 
 @cache
@@ -209,7 +209,6 @@ def schedule(seed: int, mode: str, layers: str = "") -> Counter[str]:
 KINDS = ["", "windows", "states"]
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("layers", KINDS)
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 @pytest.mark.parametrize("seed", seeds(NUM_SCHEDULES, 16))
@@ -219,8 +218,9 @@ def test_invariants_hold_and_replays_are_exact_whatever_the_other_server_does(
     schedule(seed, mode, layers)
 
 
-@pytest.mark.parametrize("layers", KINDS)
-@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("mode", "layers"), [("prefill", ""), ("decode", "windows"), ("prefill", "states")]
+)
 def test_schedules_that_nobody_has_seen_before(mode: str, layers: str, fresh_seed: int) -> None:
     run_world(fresh_seed, mode, layers)
 

@@ -152,7 +152,7 @@ def check(world: World) -> None:
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("seed", [*seeds(3, 16), 16, *slow([17])])
+@pytest.mark.parametrize("seed", [*seeds(2, 16), 16, *slow([17])])
 def test_at_random_forced_tokens_keep_every_invariant_and_are_replayed_bit_for_bit(
     seed: int, drafts: bool
 ) -> None:

@@ -70,8 +70,7 @@ def test_a_budget_gives_the_most_tokens_that_fit_into_its_time(start: int) -> No
     assert budget.limit(start + n) == 0
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("mixed", "depth"), [(False, 0), (True, 1)])
 def test_streams_do_not_freeze_while_long_prompts_keep_coming(mixed: bool, depth: int) -> None:
     longest = {}
     for bound_s in (0.0, 0.05):

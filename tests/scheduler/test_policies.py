@@ -141,7 +141,7 @@ def test_an_overdue_request_is_admitted_after_at_most_four_times_as_many_as_are_
     passed: dict[int, int] = {}  # admissions since it was overdue
     bound: dict[int, int] = {}
     admitted: set[int] = set()
-    for number in range(500):
+    for number in range(250):
         while len(world.scheduler.waiting_queue) < 8:
             crowd(world, hot, number)
         if rng.random() < 0.02 and len(world.scheduler.waiting_queue) < 14:
@@ -163,7 +163,7 @@ def test_an_overdue_request_is_admitted_after_at_most_four_times_as_many_as_are_
                 passed[id] += len(now_admitted - {id})
                 assert passed[id] <= bound[id]
         admitted |= now_admitted
-    assert len(admitted) > 50
+    assert len(admitted) > 25
     assert any(id in admitted for id in bound) or policy in (
         "fcfs",
         "static",

@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 from tests.scheduler.flow_world import FlowWorld
-from tests.seeds import seeds
+from tests.seeds import slow
 
-NUM_WORLDS = 12
+WORLDS = (0, 6, 8, 9, 10, 11)
 
 
 @cache
@@ -26,7 +26,7 @@ def driven(seed: int) -> FlowWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", seeds(NUM_WORLDS, 18))
+@pytest.mark.parametrize("seed", [*WORLDS, *slow(sorted({*range(18)} - {*WORLDS}))])
 def test_blocks_and_pauses_lose_nothing_and_are_replayed_bit_for_bit(seed: int) -> None:
     world = driven(seed)
     replay = world.replay(check=True)
@@ -35,7 +35,7 @@ def test_blocks_and_pauses_lose_nothing_and_are_replayed_bit_for_bit(seed: int) 
 
 def test_the_random_flow_reaches_what_it_is_meant_to() -> None:
     done = Counter[str]()
-    for seed in range(NUM_WORLDS):
+    for seed in WORLDS:
         world = driven(seed)
         done += world.done
         done["retracted"] += world.scheduler.stats().total_retractions

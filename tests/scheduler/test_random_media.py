@@ -11,7 +11,7 @@ from tests.seeds import every_second, seeds, slow
 KINDS = ["windows", "states", "drafts", "guesses", "splits", "puts_aside", "switches"]
 
 
-@pytest.mark.parametrize("seed", seeds(4, 8))
+@pytest.mark.parametrize("seed", seeds(2, 8))
 def test_pictures_survive_any_schedule(seed: int) -> None:
     world = run_random(seed, 25, media=True)
     world.replay(check=True)
@@ -20,7 +20,7 @@ def test_pictures_survive_any_schedule(seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", every_second([100, 102]))
 def test_pictures_survive_any_schedule_beside_other_features(seed: int, kind: str) -> None:
-    world = run_random(seed, 20, media=True, **{kind: True})
+    world = run_random(seed, 12, media=True, **{kind: True})
     world.replay(check=True)
 
 

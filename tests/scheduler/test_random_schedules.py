@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
+from tests.scheduler.recorded import RecordedWorld
 from tests.seeds import seeds, slow
 from weft.cli.main import main
 from weft.journal.replay import Replay
@@ -17,8 +18,8 @@ from weft.memory.accounting.audit import AccountingError
 from weft.memory.allocator import OutOfPages, PageAllocator
 
 # `scripts/soak --schedules` has as many as there is time for.
-SCHEDULES = range(13, 35)
-NUM_TIMED = 7
+SCHEDULES = (15, 16, 18, 20, 21, 25, 29, 30, 34)
+NUM_TIMED = 4
 
 
 @cache
@@ -59,7 +60,7 @@ def timed_schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", [*SCHEDULES, *slow([*range(13), *range(35, 44)])])
+@pytest.mark.parametrize("seed", [*SCHEDULES, *slow(sorted({*range(44)} - {*SCHEDULES}))])
 def test_random_schedule_keeps_every_invariant_and_is_replayed_bit_for_bit(seed: int) -> None:
     schedule(seed)
 
@@ -69,7 +70,7 @@ def test_where_time_cuts_prompts_every_invariant_holds(seed: int) -> None:
     timed_schedule(seed)
 
 
-@pytest.mark.parametrize("number", seeds(4, 8))
+@pytest.mark.parametrize("number", seeds(2, 8))
 def test_schedules_that_nobody_has_seen_before_keep_every_invariant(
     number: int, fresh_seed: int
 ) -> None:
@@ -88,22 +89,27 @@ def test_the_timed_schedules_reach_what_they_are_meant_to() -> None:
     assert reached["hits"] > 1_000, reached
 
 
-@pytest.mark.parametrize("seed", [300, 306])
+@cache
+def put_aside(seed: int) -> RecordedWorld:
+    return run_random(seed, 12, switches=seed % 4 == 0, puts_aside=True)
+
+
+@pytest.mark.parametrize("seed", [300, *slow([306])])
 def test_a_journal_may_be_put_aside_at_any_step_and_each_file_is_replayed_alone(seed: int) -> None:
-    world = run_random(seed, 12, switches=seed % 4 == 0, puts_aside=True)
-    assert 3 * len(world.records.parts) >= world.scheduler.planner.num_steps - 3
+    world = put_aside(seed)
+    assert 5 * len(world.records.parts) >= world.scheduler.planner.num_steps - 5
     world.replay(check=True)
 
 
-@pytest.mark.parametrize("seed", [300, 302])
+@pytest.mark.parametrize("seed", [300, *slow([302])])
 def test_a_journal_may_be_put_aside_where_time_cuts_prompts(seed: int) -> None:
     run_timed(seed, 5, puts_aside=True).replay()
 
 
 def test_a_journal_is_put_aside_in_the_midst_of_what_there_is() -> None:
     met = Counter[str]()
-    for seed in (301, 306):
-        for records in run_random(seed, 12, puts_aside=True).records.files:
+    for seed in (300, 301):
+        for records in put_aside(seed).records.files:
             engine = Replay(records).engine
             scheduler = engine.scheduler
             met["requests"] += bool(scheduler.requests)

@@ -81,4 +81,4 @@ def test_where_memory_is_short_all_rows_are_looked_at() -> None:
 def test_random_requests_end_well_and_replay_whatever_stages_work_on(
     seed: int, num_stages: int
 ) -> None:
-    run_random(seed, 14, num_stages=num_stages, puts_aside=True).replay(check=True)
+    run_random(seed, 8, num_stages=num_stages, puts_aside=True).replay(check=True)

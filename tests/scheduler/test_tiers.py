@@ -34,7 +34,7 @@ from weft.messages.weights import (
 )
 
 # The last are seeds of worlds in which a read is given up, which few of them are.
-SCHEDULES = (4, 10, 12, 16, 17, 54, 108)
+SCHEDULES = (4, 10, 12, 17, 54, 108)
 
 
 @cache
@@ -66,19 +66,19 @@ def test_whatever_the_store_does_with_resume_states_every_invariant_holds(
 
 
 @pytest.mark.parametrize(
-    "seed", [*SCHEDULES, *slow([*range(4), *range(5, 10), 11, *range(13, 16)])]
+    "seed", [*SCHEDULES, *slow([*range(4), *range(5, 10), 11, *range(13, 17)])]
 )
 def test_invariants_hold_and_replays_are_exact_whatever_the_store_does(seed: int) -> None:
     schedule(seed)
 
 
-@pytest.mark.parametrize("number", seeds(2, 4))
+@pytest.mark.parametrize("number", seeds(1, 4))
 def test_schedules_that_nobody_has_seen_before(number: int, fresh_seed: int) -> None:
     run_tiered(fresh_seed * 1_000 + number)
 
 
 # Of the slow ones some have what would be copied for ever, because others of it must go for it.
-@pytest.mark.parametrize("seed", [13, 17, *slow([2, 4, 14, 23])])
+@pytest.mark.parametrize("seed", [13, *slow([2, 4, 14, 17, 23])])
 def test_with_the_memory_of_the_host_every_invariant_holds(seed: int) -> None:
     for world in run_tiered(seed, 24, pins=seed % 2 == 0, host=True):
         world.replay(check=seed % 3 == 0)
