@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +67,13 @@ class Reference(NamedTuple):
 
     def logprobs(self, tokens: list[int], *, rounded: bool = False) -> torch.Tensor:
         """Log probabilities after each of the tokens: [T, VOCAB]."""
-        model = self.rounded if rounded else self.exact
-        with torch.inference_mode():
-            return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+        return _logprobs(self.rounded if rounded else self.exact, tuple(tokens))
+
+
+@lru_cache(maxsize=64)  # what is asked of one kind of kernels is then asked of the other
+@torch.inference_mode()
+def _logprobs(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
 
 
 def make_reference(family: str, folder: Path, max_shard_size: str) -> Reference:

@@ -205,8 +205,8 @@ def sampled(engine: Served) -> tuple[dict[int, list[int]], dict[int, list[Any]]]
     tokens: dict[int, list[int]] = {}
     logprobs: dict[int, list[Any]] = {}
     sent = 0
-    while sent < 16 or engine.engine.has_work:
-        if sent < 16 and rng.random() < 0.15:  # else nearly every step has a prompt
+    while sent < 10 or engine.engine.has_work:
+        if sent < 10 and rng.random() < 0.15:  # else nearly every step has a prompt
             sampling = SamplingParams(
                 max_new_tokens=rng.choice([3, 12, 20]),
                 temperature=rng.choice([0.0, 0.7, 1.1]),

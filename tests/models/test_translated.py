@@ -3,6 +3,7 @@ what torch computes between programs, and that weights which change are seen by 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    driver = driver_of("gemma2", tmp_path_factory.mktemp("gemma2"))
+    yield driver
+    driver.runner.close()
+
+
 def driver_of(name: str, folder: Path) -> Driver:
     if name in many.FAMILIES:
         many.make_checkpoint(name, folder)
@@ -78,27 +86,23 @@ def test_code_that_looks_at_values_runs_as_it_is(folder: Path) -> None:
     driver.runner.close()
 
 
-def test_answers_do_not_depend_on_the_requests_beside_them(folder: Path) -> None:
-    driver = driver_of("gemma2", folder)
+def test_answers_do_not_depend_on_the_requests_beside_them(gemma2: Driver) -> None:
     prompt = list(range(3, 40))
-    alone = driver.run(Turn(0, prompt))
-    driver.run(Turn(1, prompt[:20], samples=False), Turn(2, prompt[5:30]))
-    together = driver.run(Turn(1, prompt[20:]), Turn(3, prompt[7:9]))
+    alone = gemma2.run(Turn(0, prompt))
+    gemma2.run(Turn(1, prompt[:20], samples=False), Turn(2, prompt[5:30]))
+    together = gemma2.run(Turn(1, prompt[20:]), Turn(3, prompt[7:9]))
     assert torch.equal(alone[0], together[0])
-    driver.runner.close()
 
 
-def test_a_norm_that_adds_one_to_its_weight_sees_the_weight_change(folder: Path) -> None:
-    driver = driver_of("gemma2", folder)
-    store = driver.runner.store
-    before = driver.run(Turn(0, [5, 6, 7]))
+def test_a_norm_that_adds_one_to_its_weight_sees_the_weight_change(gemma2: Driver) -> None:
+    store = gemma2.runner.store
+    before = gemma2.run(Turn(4, [5, 6, 7]))
     weight = store._weights["model.norm.weight"]
     kept = weight.get()
     weight.put(kept + 0.5)
-    assert not torch.allclose(driver.run(Turn(1, [5, 6, 7])), before)
+    assert not torch.allclose(gemma2.run(Turn(5, [5, 6, 7])), before)
     weight.put(kept)
-    assert torch.equal(driver.run(Turn(2, [5, 6, 7])), before)
-    driver.runner.close()
+    assert torch.equal(gemma2.run(Turn(6, [5, 6, 7])), before)
 
 
 class Scene(nn.Module):

@@ -43,7 +43,8 @@ def test_tokens_are_those_of_transformers(gpu: FakeGpu, tmp_path: Path) -> None:
     """Requests of several windows, with fewer slots for windows than they have tokens: slots of
     tokens that no later one sees are used again, also by the other request."""
     layers = ["sliding_attention", "full_attention", "sliding_attention"]
-    checkpoint = make_windowed("gemma2", tmp_path, num_hidden_layers=3, layer_types=layers)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    checkpoint = make_windowed("gemma2", tmp_path, num_hidden_layers=3, layer_types=layers, **heads)
     served = Served(
         checkpoint.folder,
         device="cuda",

@@ -31,7 +31,7 @@ from tests.text.media_fakes import (
 from tests.text.picture_headers import bmp_of_size, gif_of_size, jpeg_of_size, webp_of_size
 from tests.text.recipes import RECIPES
 from tests.text.scanned_pictures import scanned
-from weft.text.media import heads, resample, sound
+from weft.text.media import heads, reader_helper, resample, sound
 from weft.text.media.errors import MediaError, MediaTooLarge
 from weft.text.media.heads import gif_frames, num_scans, size_in_head
 from weft.text.media.limits import MAX_RATIO, MAX_SCANS, MAX_SIDE, MediaLimits
@@ -111,15 +111,21 @@ def test_the_size_in_a_head_is_that_of_the_picture(format: str) -> None:
 USUAL = ("gemma 3 in pieces", "smolvlm", "llava that pads", "mistral 3", "qwen3-vl")
 
 
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_helper, "NUM_PROCESSES", 1)
+
+
 @pytest.mark.parametrize("name", [*USUAL, *slow(sorted({*RECIPES} - {*USUAL}))])
+@pytest.mark.usefixtures("one_process")
 def test_no_picture_within_the_bounds_takes_more_than_its_memory_and_time(name: str) -> None:
     """Read in a real process, by the processor of each family, at the ends of the bounds: what
     multiplies within them must not multiply beyond them."""
-    limits = MediaLimits(max_image_pixels=6_400 * 32)
+    limits = MediaLimits(max_image_pixels=3_200 * 16)
     recipe = RECIPES[name]
     pictures = {
         sides: saved(Image.effect_noise(sides, 50).convert("RGB"))
-        for sides in [(6_400, 32), (32, 6_400), (450, 450), (1, 200), (1, 1)]
+        for sides in [(3_200, 16), (16, 3_200), (225, 225), (1, 200), (1, 1)]
     }
 
     async def outcome(readers: MediaReaders, data: bytes) -> list[bytes] | str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weft.config.automaton import BadPattern
@@ -44,6 +44,7 @@ def by_re(given: dict[str, Any], module: str) -> Any:
     return None
 
 
+@example(keys=[r"\bq_proj", "^.*"])  # two conditions at once
 @given(keys=st.lists(patterns(), min_size=1, max_size=4, unique=True))
 @settings(max_examples=60, deadline=None)
 def test_the_first_pattern_that_matches_decides(keys: list[str]) -> None:
