@@ -27,6 +27,7 @@ from weft.cli.main import main
 NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 PROMPT = "Once upon a time there was a small town by the sea, and in it"
 COUNT = 12
+PAUSE_S = 0.05  # between two looks at what takes seconds
 NAMES = {"nano", "twin", "vectors", "scores", "eyes", "ears"}
 
 
@@ -156,6 +157,7 @@ def test_two_engines_answer_for_one_model_and_one_that_is_killed_is_replaced(hou
     killed.kill()
     while not numbers(house, "engine_restarts_total"):
         assert house.text("nano") == plain, "it does not notice"
+        time.sleep(PAUSE_S)
     until_both_are_up(house)
     assert [house.text("twin", routed_dp_rank=rank) for rank in (0, 1)] == [plain, plain]
 
@@ -172,6 +174,7 @@ def test_an_engine_that_is_stopped_is_replaced_and_others_do_not_notice(house: H
     assert "no sign of life" in answer.text
     while house.state("vectors") == "loaded":
         assert house.text("nano") == plain
+        time.sleep(PAUSE_S)
     (found,) = house.ok("/v1/embeddings", **asked)["data"]
     assert np.allclose(found["embedding"], house.vectors.vector([2, 8, 9]), atol=2e-2)
     assert not stopped.is_running()
@@ -194,7 +197,7 @@ def numbers(house: House, name: str) -> float:
 
 def until_both_are_up(house: House) -> None:
     while numbers(house, "engine_up") < 2:
-        time.sleep(0.05)
+        time.sleep(PAUSE_S)
 
 
 def test_a_batch_asks_several_models_and_lines_for_others_have_errors(house: House) -> None:
