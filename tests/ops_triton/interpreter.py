@@ -42,7 +42,10 @@ def _make_patches_quick(interpreter: Any) -> None:
     # What is replaced for a function that sees both modules of the language.
     both = {"tl": language, "core": language.core}
     scope = usual_patch(FunctionType((lambda: None).__code__, both))
-    changes = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
+    semantic = interpreter.interpreter_semantic
+    changes = [
+        (owner, name, _direct(getattr(owner, name), semantic)) for owner, name, _ in scope._changes
+    ]
     scope.restore()
 
     def patch(function: Callable[..., Any]) -> Any:
@@ -63,6 +66,20 @@ def _make_patches_quick(interpreter: Any) -> None:
         return type_of_scalars(scalar)
 
     vars(interpreter).update(_patch_lang=patch, _get_np_dtype=type_of)
+
+
+def _direct(usual: Any, semantic: Any) -> Any:
+    """The call of a member of the language, without two calls on the way that only add this."""
+    member = (getattr(usual, "__kwdefaults__", None) or {}).get("member")
+    if member is None:
+        return usual
+    meant = getattr(member, "__wrapped__", member)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return meant(*args, **kwargs)
+
+    return call
 
 
 def _make_types_quick(core: Any) -> None:
