@@ -58,6 +58,25 @@ def test_models_are_listed_by_the_names_that_serve_them(store: ModelStore) -> No
         assert one.num_bytes == sum(file.stat().st_size for file in one.files)
 
 
+def test_models_that_another_process_removes_meanwhile_are_not_listed(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.pull("org/real")
+    store.pull(f"{GGUF}:F32")
+    removed = store.find("org/real").files
+    is_file = Path.is_file
+
+    def seen(path: Path) -> bool:
+        """Whether it is a file; one of those that are removed is gone afterwards."""
+        found = is_file(path)
+        if path in removed:
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", seen)
+    assert names(store) == [f"{GGUF}:F32"]
+
+
 def test_a_name_may_be_written_in_several_ways(store: ModelStore) -> None:
     store.pull(f"{GGUF}:Q4_K_M")
     for name in (f"{GGUF}:q4_k_m", f"hf.co/{GGUF}:Q4_K_M", GGUF, GGUF.upper()):

@@ -10,6 +10,7 @@ It reads names and sizes of files, and none of their content.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,7 @@ from weft.weights.pull.names import HubName, hub_name, require_printable
 
 Source = Literal["hub", "folder", "package"]
 INCOMPLETE = "*.incomplete"
+TRIES = 100  # while others remove models
 
 
 class Entry(NamedTuple):
@@ -42,7 +44,15 @@ class Entry(NamedTuple):
 
 
 def entries(hub_cache: Path, models_dir: Path) -> list[Entry]:
-    """All models of this machine, by name."""
+    """All models of this machine, by name. Looks again where another process removes files
+    meanwhile. Raises FileNotFoundError if it does so for ever."""
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):
+            return _entries(hub_cache, models_dir)
+    return _entries(hub_cache, models_dir)
+
+
+def _entries(hub_cache: Path, models_dir: Path) -> list[Entry]:
     found = [*_of_hub(hub_cache), *_of_folder(models_dir), *_of_packages()]
     return sorted(found, key=lambda one: one.name.lower())
 
