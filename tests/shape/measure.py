@@ -34,7 +34,6 @@ TEXTS = re.compile(
     r"|'''[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'''|'[^'\\\n]*(?:\\.[^'\\\n]*)*'",
     re.DOTALL,
 )
-TEXT_PREFIXES = tuple("rbfuRBFU")
 # The tokens of `tokenize` in what is left.
 TOKENS = re.compile(
     r"""
@@ -122,14 +121,12 @@ def density_of_lines(source: str) -> Density:
 
 def _in_short(found: re.Match[str]) -> str:
     """A sign for a comment, one token for a text, and nothing for a docstring: a text between
-    three quotes without a prefix. The prefix of a text is a token already."""
+    three quotes. With a prefix it is a token, as the prefix stays."""
     text = found[0]
     end = "\n" if "\n" in text else ""
     if text.startswith("#"):
         return "#"
-    has_prefix = found.string.endswith(TEXT_PREFIXES, 0, found.start())
-    is_token = not has_prefix and not text.startswith(("\\", '"""', "'''"))
-    return "s" + end if is_token else end
+    return end if text.startswith(("\\", '"""', "'''")) else "s" + end
 
 
 def density_of_source(source: str, tree: ast.Module | None = None) -> Density:

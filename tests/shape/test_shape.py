@@ -82,7 +82,11 @@ def test_density_counts_what_it_says() -> None:
 a = b = 1
 c, d = a, b
 e = [x for x in (c if a else d, b)]
+f = rf"""one # token,
+not two""" + f"it's one" \\
+    "two"  # no line of its own
 '''
     found = density_of_source(source)
-    assert (found.lines, found.comment_lines, found.long_lines) == (3, 1, 0)
+    assert (found.lines, found.comment_lines, found.long_lines) == (6, 1, 0)
+    assert found.tokens == 5 + 7 + 17 + 6
     assert (found.ternaries, found.comprehensions, found.multi_assignments) == (1, 1, 2)
