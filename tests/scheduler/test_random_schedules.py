@@ -22,6 +22,11 @@ SCHEDULES = (15, 16, 18, 20, 21, 25, 29, 30, 34)
 NUM_TIMED = 4
 
 
+@pytest.fixture(scope="module")
+def memory_checked_every() -> int:
+    return 1
+
+
 @cache
 def schedule(seed: int) -> Counter[str]:
     """What the schedule of a seed reaches, in which every invariant has been checked."""

@@ -42,10 +42,11 @@ from weft.scheduler.times import NEVER
 
 VOCAB = 300
 EOS = 3
-MEMORY_CHECKED_EVERY = 4  # steps
 
 
 class World:
+    memory_checked_every = 1  # steps
+
     def __init__(
         self,
         settings: SchedulerSettings,
@@ -207,7 +208,7 @@ class World:
             self.receive(output)
         if check:
             self.check_step()
-            if self.num_steps % MEMORY_CHECKED_EVERY == 0:
+            if self.num_steps % self.memory_checked_every == 0:
                 self.check_memory()
 
     def receive(self, output: StepOutput) -> None:
@@ -274,8 +275,7 @@ class World:
         )
 
     def check_memory(self) -> None:
-        """Each page, each node of the cache and each token in it. What a step does wrong there is
-        still seen some steps later."""
+        """Each page, each node of the cache and each token in it."""
         scheduler, kv = self.scheduler, self.scheduler.kv
         audit(scheduler)
         kv.cache.check()
