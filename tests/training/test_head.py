@@ -24,6 +24,12 @@ def test_no_question_that_is_measured_with_has_been_learnt() -> None:
     assert questions.learnt(50) == learnt[:50]
 
 
+def test_a_chain_looks_at_what_stands_before() -> None:
+    states = torch.tensor([[1.0], [2.0], [3.0]])
+    assert head.moved(states, 1).tolist() == [[0.0], [1.0], [2.0]]
+    assert head.moved(states, 2).tolist() == [[0.0], [0.0], [1.0]]
+
+
 def test_each_pass_takes_every_lesson_once() -> None:
     lessons = [
         Lesson(torch.zeros(5 + number % 7, dtype=torch.int64), torch.zeros(0), number)
