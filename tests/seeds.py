@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,11 @@ def seeds(usual: int, of_all: int) -> list[Any]:
     """Seeds of random runs: the first `usual` ones in every run, those up to `of_all` with
     `scripts/test --all`."""
     return [*range(usual), *slow(range(usual, of_all))]
+
+
+def chosen(usual: Sequence[Any], of_all: Iterable[Any]) -> list[Any]:
+    """The `usual` cases in every run, and what else is `of_all` with `scripts/test --all`."""
+    return [*usual, *slow(sorted({*of_all}.difference(usual)))]
 
 
 def every_second(cases: Iterable[Any]) -> list[Any]:

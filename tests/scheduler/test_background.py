@@ -12,7 +12,7 @@ from tests.scheduler.oracle_runner import expected_output
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.scenes import Patience, Recorder, settings
 from tests.scheduler.world import VOCAB, World
-from tests.seeds import slow
+from tests.seeds import chosen
 from weft.arrays import IntArray
 from weft.engine.explain import explain
 from weft.plan.step import Plan
@@ -589,7 +589,7 @@ def random_world(seed: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", [*WORLDS, *slow(sorted({*range(24)} - {*WORLDS}))])
+@pytest.mark.parametrize("seed", chosen(WORLDS, range(24)))
 def test_random_worlds_with_background_requests_keep_every_invariant(seed: int) -> None:
     random_world(seed)
 

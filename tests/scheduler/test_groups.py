@@ -12,7 +12,7 @@ from tests.scheduler.group_world import both, prompt, serve_alone
 from tests.scheduler.groups import states_of, windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import World
-from tests.seeds import every_second, slow
+from tests.seeds import chosen, every_second
 from weft.scheduler.settings import (
     HandoffSettings,
     TierSettings,
@@ -42,7 +42,7 @@ def schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", [*SCHEDULES, *slow(sorted({*range(18)} - {*SCHEDULES}))])
+@pytest.mark.parametrize("seed", chosen(SCHEDULES, range(18)))
 def test_random_schedules_with_windows_beside_states_keep_every_invariant(seed: int) -> None:
     schedule(seed)
 

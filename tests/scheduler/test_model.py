@@ -13,7 +13,7 @@ import pytest
 from tests.scheduler.model import Model, Moody
 from tests.scheduler.random_worlds import drive, random_settings
 from tests.scheduler.world import EOS, VOCAB, World
-from tests.seeds import seeds, slow
+from tests.seeds import chosen, seeds
 from weft.messages.control import SetPolicy
 from weft.scheduler import policies
 from weft.scheduler.features.prompt_logprobs import PromptLogprobsFeature
@@ -101,7 +101,7 @@ def test_every_pass_decides_as_the_model_says(seed: int) -> None:
     assert run_beside_model(settings, rng, 40).count["passes"] > 20
 
 
-@pytest.mark.parametrize("seed", [*SMALL, *slow(sorted({*range(40)} - {*SMALL}))])
+@pytest.mark.parametrize("seed", chosen(SMALL, range(40)))
 def test_at_the_limits_of_memory_every_pass_decides_as_the_model_says(seed: int) -> None:
     run_small(seed)
 

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tests.scheduler.flow_world import FlowWorld
-from tests.seeds import slow
+from tests.seeds import chosen
 
 WORLDS = (0, 6, 8, 9, 10, 11)
 
@@ -26,7 +26,7 @@ def driven(seed: int) -> FlowWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", [*WORLDS, *slow(sorted({*range(18)} - {*WORLDS}))])
+@pytest.mark.parametrize("seed", chosen(WORLDS, range(18)))
 def test_blocks_and_pauses_lose_nothing_and_are_replayed_bit_for_bit(seed: int) -> None:
     world = driven(seed)
     replay = world.replay(check=True)

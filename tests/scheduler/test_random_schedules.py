@@ -11,7 +11,7 @@ import pytest
 
 from tests.scheduler.random_worlds import run_random, run_timed
 from tests.scheduler.recorded import RecordedWorld
-from tests.seeds import seeds, slow
+from tests.seeds import chosen, seeds, slow
 from weft.cli.main import main
 from weft.journal.replay import Replay
 from weft.memory.accounting.audit import AccountingError
@@ -65,7 +65,7 @@ def timed_schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", [*SCHEDULES, *slow(sorted({*range(44)} - {*SCHEDULES}))])
+@pytest.mark.parametrize("seed", chosen(SCHEDULES, range(44)))
 def test_random_schedule_keeps_every_invariant_and_is_replayed_bit_for_bit(seed: int) -> None:
     schedule(seed)
 

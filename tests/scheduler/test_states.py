@@ -13,7 +13,7 @@ from tests.scheduler.group_world import group_settings, prompt, serve_alone
 from tests.scheduler.groups import states_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import World
-from tests.seeds import every_second, slow
+from tests.seeds import chosen, every_second
 from weft.engine.explain import explain
 from weft.memory.accounting.audit import AccountingError
 from weft.memory.prefix_cache import CacheKey
@@ -60,7 +60,7 @@ def schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", [*SCHEDULES, *slow(sorted({*range(24)} - {*SCHEDULES}))])
+@pytest.mark.parametrize("seed", chosen(SCHEDULES, range(24)))
 def test_random_schedules_with_states_keep_every_invariant_and_are_replayed(seed: int) -> None:
     schedule(seed)
 

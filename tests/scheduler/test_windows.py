@@ -15,7 +15,7 @@ from tests.scheduler.group_world import CHUNK, group_settings, prompt, serve_alo
 from tests.scheduler.groups import windows_of
 from tests.scheduler.random_worlds import run_random
 from tests.scheduler.world import World
-from tests.seeds import every_second, slow
+from tests.seeds import chosen, every_second
 from weft.arrays import IntArray
 from weft.config.windows import KvPools
 from weft.engine.explain import explain
@@ -66,7 +66,7 @@ def schedule(seed: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", [*SCHEDULES, *slow(sorted({*range(24)} - {*SCHEDULES}))])
+@pytest.mark.parametrize("seed", chosen(SCHEDULES, range(24)))
 def test_random_schedules_with_windows_keep_every_invariant_and_are_replayed(seed: int) -> None:
     schedule(seed)
 

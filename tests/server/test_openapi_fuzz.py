@@ -22,6 +22,7 @@ schemathesis = pytest.importorskip("schemathesis")
 
 NUM_RIGHT = 2  # requests of each route
 NUM_WRONG = 1  # to make one takes long
+NO_STORE = "this server was started without a store of models"  # as `answering` is
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def complaint(status: int, text: str, document: dict[str, Any], operation: Any) 
     documented = document["paths"][operation.path][operation.method.lower()]["responses"]
     if str(status) not in documented and f"{status // 100}XX" not in documented:
         return f"{status} is not documented"
-    if status >= 500 and status not in (501, 503):
+    if status >= 500 and status != 503 and (status != 501 or NO_STORE not in text):
         return f"a fault of the server: {status} {text[:300]}"
     if status >= 400 and "error" not in json.loads(text):
         return f"{status} without an error: {text[:300]}"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from tests.seeds import slow
+from tests.seeds import chosen, slow
 from tests.text.media_fakes import (
     CRASHING,
     FAULTY,
@@ -116,7 +116,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_helper, "NUM_PROCESSES", 1)
 
 
-@pytest.mark.parametrize("name", [*USUAL, *slow(sorted({*RECIPES} - {*USUAL}))])
+@pytest.mark.parametrize("name", chosen(USUAL, RECIPES))
 @pytest.mark.usefixtures("one_process")
 def test_no_picture_within_the_bounds_takes_more_than_its_memory_and_time(name: str) -> None:
     """Read in a real process, by the processor of each family, at the ends of the bounds: what
