@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import resource
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,6 +178,40 @@ def test_a_step_that_breaks_off_ends_the_steps_of_all(
         broken.launch(ForwardMode.DECODE).result(WAIT_S)
     with pytest.raises(RankLost, match="engine 0 is gone"):
         other.launch(ForwardMode.DECODE).result(WAIT_S)
+
+
+BEYOND_SELECT = 1_100  # a number of a file that select() does not take
+
+
+def with_high_number(end: socket.socket) -> socket.socket:
+    high = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD, BEYOND_SELECT)
+    end.close()
+    return socket.socket(fileno=high)
+
+
+@pytest.fixture
+def many_open() -> Iterator[None]:
+    """As many files may be open as `BEYOND_SELECT` needs."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_open")
+def test_engines_with_many_open_files_wait_for_each_other_too() -> None:
+    pair = [
+        Peers(rank, {other: with_high_number(end) for other, end in ends.items()}, WAIT_S)
+        for rank, ends in enumerate(socket_pairs(2))
+    ]
+    assert not pair[0].wait_for(0.0)
+    with ThreadPoolExecutor(1) as thread:
+        called = thread.submit(pair[1].call, b"!")
+        assert pair[0].wait_for(WAIT_S)
+        assert pair[0].call(b"?") == {1: b"!"}
+        assert called.result(WAIT_S) == {0: b"?"}
+    for peers in pair:
+        peers.close()
 
 
 class FakeStore:

@@ -145,8 +145,10 @@ class Peers:
         """Wait until another process calls, at most `timeout_s`. Returns whether one has."""
         if self._lost:
             raise RankLost(self._lost)
-        ready, _, _ = select.select([link.end for link in self._links.values()], [], [], timeout_s)
-        return bool(ready)
+        poll = select.poll()  # select() takes no handle above 1,023
+        for link in self._links.values():
+            poll.register(link.end, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
 
     def close(self) -> None:
         """Leave, and release everything. No other method may be called afterwards."""
