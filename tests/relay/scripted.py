@@ -33,6 +33,7 @@ class ScriptedServer:
         self.raw: list[bytes] = []
         self.heads: list[dict[str, str]] = []
         self.targets: list[str] = []
+        self.asked_as: set[str] = set()  # the names by which it was asked whether it is ready
         self.is_ready = True
         self.models: list[str] | None = None  # what it lists; None: it has no such list
         self.key = ""  # without it, the list is refused
@@ -54,6 +55,7 @@ class ScriptedServer:
         if scope["path"] == "/ready":
             while self.is_silent:
                 await asyncio.sleep(0.005)
+            self.asked_as.add(dict(scope["headers"])[b"host"].decode())
             await JSONResponse({}, 200 if self.is_ready else 503)(scope, receive, send)
             return
         if scope["path"] == "/v1/models":

@@ -318,6 +318,13 @@ def test_a_prefill_server_that_cannot_be_reached_leaves_prompts_to_the_others() 
         assert all("bootstrap_room" in body for body in servers[2].app.bodies)
 
 
+def test_a_server_is_probed_by_the_name_that_its_url_has() -> None:
+    with serving(ScriptedServer()) as (server,), staged(worker=[server]):
+        assert server.app.asked_as == {f"127.0.0.1:{server.port}"}
+    (worker,) = relay_servers(read("--worker", "http://[::1]:9/")).workers
+    assert (worker.host, worker.authority) == ("::1", "[::1]:9")
+
+
 def test_of_a_server_that_comes_back_no_prompt_is_taken_to_be_cached() -> None:
     async def come_back(url: str) -> None:
         pool = RelayPool("worker", [ServerAddress(url, "127.0.0.1")], "cache_aware", 10_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from weft.config.options import SettingsError, option
 from weft.config.server_url import url_parts
@@ -17,6 +18,11 @@ class ServerAddress(NamedTuple):
     url: str
     host: str
     bootstrap_port: int = BOOTSTRAP_PORT  # port on which a prefill server lends KV
+
+    @property
+    def authority(self) -> str:
+        """The host and the port, as a request names them."""
+        return urlsplit(self.url).netloc
 
 
 @dataclass(frozen=True, kw_only=True)

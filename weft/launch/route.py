@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from weft.config.numbers import counted
 from weft.config.options import Command, asked_help
 from weft.config.relay import RelayConfig, RelayServers, relay_servers
 from weft.config.server import ServerConfig
@@ -78,7 +79,11 @@ async def _run(
 def _tell_ready(config: RelayConfig, servers: RelayServers, port: int, seconds: float) -> None:
     if config.log_level not in ("debug", "info") or config.log_format == "json":
         return
-    parts = [f"{len(group)} {role}" for role, group in servers._asdict().items() if group]
+    parts = [
+        counted(len(group), role.removesuffix("s"), role)
+        for role, group in servers._asdict().items()
+        if group
+    ]
     host = f"[{config.host}]" if ":" in config.host else config.host
     line = f"weft route · {', '.join(parts)} · ready in {seconds:.1f} s · http://{host}:{port}"
     print(line, file=sys.stderr, flush=True)

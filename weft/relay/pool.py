@@ -46,7 +46,7 @@ class RelayServer:
         is_silent = False
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                headers = [(b"host", self.address.host.encode()), (b"connection", b"close")]
+                headers = [(b"host", self.address.authority.encode()), (b"connection", b"close")]
                 answer = await ServerLines(self.address.url).ask("GET", b"/ready", headers, b"")
                 try:
                     await answer.read_all(PROBE_BYTES)
