@@ -125,6 +125,7 @@ class Serving:
         self._http.should_exit = True
         self._http.force_exit = True
         self._thread.join(HANG_S)
+        self.loop.close()
         self._listener.close()
 
 
