@@ -39,6 +39,7 @@ class ScriptedServer:
         self.key = ""  # without it, the list is refused
         self.is_silent = False  # it takes questions whether it is ready, and never answers
         self.status = 200
+        self.headers: list[tuple[bytes, bytes]] = []  # beside that of the kind
         self.kind = "application/json"
         self.pieces: list[bytes | None] = [b"{}"]
         self.go = threading.Event()
@@ -86,7 +87,7 @@ class ScriptedServer:
         if self.pieces[0] is None:
             scope["weft.connection"].transport.abort()
             return
-        headers = [(b"content-type", self.kind.encode())]
+        headers = [(b"content-type", self.kind.encode()), *self.headers]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         gone = asyncio.ensure_future(receive())
         for piece in self.pieces:

@@ -17,6 +17,8 @@ from weft.config.options import Command, SettingsError
 from weft.config.relay import RelayConfig, ServerAddress, relay_servers
 from weft.relay.pool import RelayPool
 from weft.route.policy import RoutedRequest
+from weft.server.context import Readiness
+from weft.server.limits import refusal_of
 
 BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0.5}
 
@@ -316,6 +318,32 @@ def test_a_prefill_server_that_cannot_be_reached_leaves_prompts_to_the_others() 
             httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S)
         assert len(servers[1].app.bodies) == 3
         assert all("bootstrap_room" in body for body in servers[2].app.bodies)
+
+
+def test_what_a_server_that_ends_has_not_begun_goes_to_another() -> None:
+    ends, stays = ScriptedServer(), ScriptedServer()
+    readiness = Readiness()
+    readiness.drain()
+    refusal = refusal_of(readiness)
+    ends.status = refusal.status
+    ends.headers = [
+        (name.encode(), value.encode()) for name, value in (refusal.headers or {}).items()
+    ]
+    with (
+        serving(ends, stays) as servers,
+        staged(worker=servers, watch_s=3_600.0, load_balance_method="round_robin") as stage,
+    ):
+        for _ in range(3):
+            assert httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S).status_code == 200
+        assert (len(ends.bodies), len(stays.bodies)) == (1, 3)
+        stays.status, stays.headers = ends.status, ends.headers
+        answer = httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S)
+        assert answer.status_code == 503
+        assert "no worker server is ready" in answer.json()["error"]["message"]
+        # Without this word of the server, it may have begun.
+        stays.headers = []
+        answer = httpx.post(stage.url + "/generate", json=BODY, timeout=HANG_S)
+        assert answer.json() == {}
 
 
 def test_a_server_is_probed_by_the_name_that_its_url_has() -> None:

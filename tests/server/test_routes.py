@@ -176,6 +176,7 @@ def test_draining_server_is_alive_but_not_ready() -> None:
             refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
             assert refused.status_code == 503
             assert "shutting down" in refused.json()["error"]["message"]
+            assert refused.headers["x-weft-not-begun"] == "1"
             assert answer.read().endswith(b"data: [DONE]\n\n")
 
 

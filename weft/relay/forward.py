@@ -172,7 +172,7 @@ class Forwarder:
 
         Raises `NotReached` and `ServerGone`.
         """
-        answer = await server.lines.ask(scope["method"], _target(scope), _headers(scope), body)
+        answer = await server.ask(scope["method"], _target(scope), _headers(scope), body)
         try:
             await answer.read_all(MAX_PREFILL_BYTES)
         finally:
@@ -254,7 +254,7 @@ class Forwarder:
         if elsewhere:
             headers.append((ELSEWHERE, elsewhere.encode()))
         try:
-            answer = await server.lines.ask(scope["method"], _target(scope), headers, body)
+            answer = await server.ask(scope["method"], _target(scope), headers, body)
         except NotReached:
             raise
         except ServerGone as exc:

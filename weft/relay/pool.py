@@ -13,9 +13,10 @@ from hashlib import blake2b
 
 from weft.config.relay import ServerAddress
 from weft.observe.log import EventLog
-from weft.relay.connection import Headers, ServerGone, ServerLines
+from weft.relay.connection import Headers, NotReached, RelayedAnswer, ServerGone, ServerLines
 from weft.relay.models import ModelNames, ask_names
 from weft.route.policy import EngineRouter, RoutedRequest
+from weft.server.errors import NOT_BEGUN
 
 PROBE_TIMEOUT_S = 5.0
 LOST_AFTER = 3  # probes without an answer, in a row
@@ -66,6 +67,15 @@ class RelayServer:
         self._num_silent = self._num_silent + 1 if is_silent else 0
         if self._num_silent >= LOST_AFTER:
             self.lines.break_off("it does not answer probes")
+
+    async def ask(self, method: str, target: bytes, headers: Headers, body: bytes) -> RelayedAnswer:
+        """Send a request, and wait for the head of its answer. Raises `NotReached`, also if the
+        server says that it has done nothing for the request, and `ServerGone`."""
+        answer = await self.lines.ask(method, target, headers, body)
+        if answer.status == 503 and any(name == NOT_BEGUN.encode() for name, _ in answer.headers):
+            answer.close()
+            raise NotReached("it takes no new requests")
+        return answer
 
     def set_state(self, why_not: str) -> None:
         """Set why the server gets no requests; "": it gets requests. Logs changes."""

@@ -59,6 +59,10 @@ FOR_NOW = (429, 503)  # statuses with which a client may come back
 _RETRY = {"retry-after": "1"}
 
 
+# In the head of an answer with 503: nothing was done for the request, and another server may do it.
+NOT_BEGUN = "x-weft-not-begun"
+
+
 class ApiError(Exception):
     """Answer with `status` and this message.
 

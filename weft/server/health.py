@@ -29,7 +29,7 @@ async def ready(context: ServerContext, request: Request) -> ASGIApp:
     """Readiness: 503 before the first generated token, while the server drains, and while memory of
     the engine is released."""
     _ = context.client.engine
-    require_accepting(context)
+    require_accepting(context.readiness)
     if released := context.client.state.released:
         raise ApiError(503, f"memory of the engine is released: {', '.join(released)}")
     return Response()

@@ -26,8 +26,8 @@ from weft.client.requests import media_bytes
 from weft.config.limits import Limits
 from weft.config.numbers import INT64, shown
 from weft.messages.requests import GenerateRequest
-from weft.server.context import ServerContext
-from weft.server.errors import ApiError, over
+from weft.server.context import Readiness, ServerContext
+from weft.server.errors import NOT_BEGUN, ApiError, over
 
 HEALTH_TIMEOUT_S = 20.0
 SCRAPE_TIMEOUT_S = 0.5  # for fresh engine numbers when a client requests metrics
@@ -368,11 +368,17 @@ def require_embeds_room(context: ServerContext, requests: Sequence[GenerateReque
 # ---- the server
 
 
-def require_accepting(context: ServerContext) -> None:
+def require_accepting(readiness: Readiness) -> None:
     """Raise `ApiError` 503 if the server accepts no new work."""
-    if not context.readiness.accepting:
-        what = "shutting down" if context.readiness.draining else "not ready yet"
-        raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
+    if not readiness.accepting:
+        raise refusal_of(readiness)
+
+
+def refusal_of(readiness: Readiness) -> ApiError:
+    """The answer to a request while the server accepts no new work."""
+    what = "shutting down" if readiness.draining else "not ready yet"
+    headers = {"retry-after": "1", NOT_BEGUN: "1"}
+    return ApiError(503, f"the server is {what}", headers=headers)
 
 
 # ---- the head of a request

@@ -46,7 +46,7 @@ def require_model(context: ServerContext, model: str | None) -> None:
         return
     if adapter_named(context, str(model)) or context.config.any_model_name:
         return
-    require_accepting(context)
+    require_accepting(context.readiness)
     message = f"the model {str(model)[:128]!r} does not exist; this server has {own_name!r}"
     if context.adapters.by_name:
         message += f" and the adapters {', '.join(map(repr, context.adapters.by_name))}"
@@ -74,7 +74,7 @@ def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
 
 
 def _not_loaded(context: ServerContext, name: str, param: str) -> ApiError:
-    require_accepting(context)
+    require_accepting(context.readiness)
     try:
         context.adapters.uid_of(name)
     except AdapterRefused as exc:

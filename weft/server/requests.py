@@ -365,7 +365,7 @@ def submit(
 
     Raises `ApiError`, `InvalidParam` or `ContextExceeded`.
     """
-    require_accepting(context)
+    require_accepting(context.readiness)
     check_totals(context, requests)
     for request in requests:
         if request.vectors or request.media:

@@ -13,6 +13,7 @@ from weft.residency.rules import Delay
 from weft.server.app import ModelApp
 from weft.server.context import Readiness
 from weft.server.errors import ApiError
+from weft.server.limits import refusal_of, require_accepting
 from weft.server.several.roster import ModelStatus, WaitingRequest
 
 IN_MEMORY = (Level.READY, Level.SMALL, Level.SHRINKING, Level.GROWING)
@@ -176,7 +177,7 @@ class HouseRoster:
 
     def enter(self, asked: str) -> tuple[str, ModelApp] | None:
         if not self.readiness.accepting:
-            raise self._closed()
+            raise refusal_of(self.readiness)
         house = self._house
         name = house.names.own(asked or house.names.default)
         if name is None:
@@ -187,14 +188,14 @@ class HouseRoster:
         return name, front.served
 
     async def use(self, name: str, rid: str) -> ModelApp:
-        self._require_accepting()
+        require_accepting(self.readiness)
         return await self._house.begin(name, rid, self._most_waiting, self._longest_wait_s)
 
     def done(self, name: str) -> None:
         self._house.end(name)
 
     async def load(self, name: str) -> None:
-        self._require_accepting()
+        require_accepting(self.readiness)
         await self._house.load(name)
 
     async def unload(self, name: str) -> None:
@@ -233,16 +234,8 @@ class HouseRoster:
         }
         return joined_page(self._house.metrics.registry, models, is_open=is_open)
 
-    def _require_accepting(self) -> None:
-        if not self.readiness.accepting:
-            raise self._closed()
-
-    def _closed(self) -> ApiError:
-        what = "shutting down" if self.readiness.draining else "not ready yet"
-        return ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
-
     def _refuse_waiting(self) -> None:
-        self._house.refuse_waiting(self._closed())
+        self._house.refuse_waiting(refusal_of(self.readiness))
 
 
 def _task(pooling: object) -> str:

@@ -57,7 +57,7 @@ HIDDEN_OF_SERVER = (
 async def models(context: ServerContext, request: Request) -> ASGIApp:
     """The models that accept requests now: none while the engine loads or the server drains."""
     _ = context.client.engine
-    require_accepting(context)
+    require_accepting(context.readiness)
     found, facts = cards(context)
     answer = ModelList(
         data=found,

@@ -46,7 +46,7 @@ class CloseSessionBody(msgspec.Struct, kw_only=True):
 async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     """The id of a new session, as a JSON string; a 400 gives the reason if none is opened."""
     body = await read_json(context, request, OpenSessionBody)
-    require_accepting(context)
+    require_accepting(context.readiness)
     capacity = _capacity(body)
     id = body.session_id
     if id is None:

@@ -47,6 +47,7 @@ from weft.server.chat.models import ModelCard
 from weft.server.context import ServerContext
 from weft.server.errors import ApiError
 from weft.server.fields.numbers import query_number
+from weft.server.limits import require_accepting
 from weft.server.ollama.library import remove_files, required_name
 from weft.server.ollama.models import OllamaDeleteRequest, OllamaShowRequest
 from weft.server.ollama.routes import details, facts_of, model_numbers, shown_from_catalog
@@ -74,7 +75,7 @@ def _of(roster: Roster, name: str) -> ModelStatus:
 
 async def list_models(roster: Roster, request: Request) -> ASGIApp:
     """All models: those that are not loaded are loaded by the first request for them."""
-    _require_open(roster)
+    require_accepting(roster.readiness)
     found: list[JsonObject] = []
     for_agents: list[JsonObject] = []
     for status in roster.status():
@@ -123,7 +124,7 @@ def _cards_of(roster: Roster, status: ModelStatus) -> tuple[list[JsonObject], li
 
 
 async def one_model(roster: Roster, request: Request) -> ASGIApp:
-    _require_open(roster)
+    require_accepting(roster.readiness)
     asked = request.path_params["id"]
     status = _of(roster, roster.find(asked))
     own, _ = _cards_of(roster, status)
@@ -293,16 +294,10 @@ def unloaded_answer(path: str, asked: Asked) -> Response:
 # ---- health
 
 
-def _require_open(roster: Roster) -> None:
-    if not roster.readiness.accepting:
-        what = "shutting down" if roster.readiness.draining else "not ready yet"
-        raise ApiError(503, f"the server is {what}", headers={"retry-after": "1"})
-
-
 async def health(roster: Roster, request: Request) -> ASGIApp:
     """503 while the server starts, and when the engine of a loaded model hangs."""
     if not (roster.readiness.accepting or roster.readiness.draining):
-        _require_open(roster)
+        require_accepting(roster.readiness)
     for served in roster.loaded().values():
         _ = served.context.client.engine
     return Response()
@@ -310,7 +305,7 @@ async def health(roster: Roster, request: Request) -> ASGIApp:
 
 async def ready(roster: Roster, request: Request) -> ASGIApp:
     """Readiness: a model that is not loaded is loaded by its first request."""
-    _require_open(roster)
+    require_accepting(roster.readiness)
     return Response()
 
 
