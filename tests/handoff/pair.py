@@ -168,7 +168,11 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._to))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to))
+            except OSError:  # the server has ended before the other one has
+                near.close()
+                continue
             self._sockets += [near, far]
             threading.Thread(
                 target=self._pass, args=(near, far, lambda it: it), daemon=True
