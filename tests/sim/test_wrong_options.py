@@ -28,3 +28,12 @@ def test_an_option_that_cannot_be_used_is_named(
 ) -> None:
     assert main(["sim", *arguments]) != 0
     assert told in capsys.readouterr().err
+
+
+def test_the_policy_has_the_name_that_it_has_in_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    short = ["sim", "--requests", "2", "--policy", "lpm"]
+    assert main([*short, "--compare", "policy=fcfs,lpm"]) == 0
+    told = capsys.readouterr().out
+    served = ["sim", "--requests", "2", "--schedule-policy", "lpm"]
+    assert main([*served, "--compare", "schedule_policy=fcfs,lpm"]) == 0
+    assert capsys.readouterr().out == told

@@ -251,6 +251,7 @@ def engine_options(defaults: Mapping[str, Value]) -> type[Config]:
             everyday=name in shown,
             low=LOWEST.get(name, 0 if own is None else own.low),
             high=None if own is None else own.high,
+            aliases=() if name == item.name else (item.name,),
         )
         columns.append((name, type(default), column))
     num_slots = defaults.get("state_slots", 0)
@@ -391,7 +392,7 @@ def _alternatives(settings: SchedulerSettings) -> list[SimVariant]:
 
 def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> list[SimVariant]:
     """One variant for each combination of the values in `text`. Raises SettingsError."""
-    known = {each.name: each for each in options}
+    known = {name: each for each in options for name in (each.name, *each.aliases)}
     axes: list[list[ComparedValue]] = []
     for word in text.split():
         name, equals, values = word.partition("=")
@@ -405,15 +406,16 @@ def _variants(base: dict[str, Value], text: str, options: Sequence[Option]) -> l
                 f"--compare: there is no setting {name!r}{did_you_mean(name, known)} "
                 "(weft sim --help all)"
             )
+        chosen = known[name]
         axis = []
         for value in values.split(","):
-            read = known[name].from_text(value, f"--compare {name}")
-            axis.append(ComparedValue(name, read, value))
+            read = chosen.from_text(value, f"--compare {name}")
+            axis.append(ComparedValue(chosen.name, read, value))
         axes.append(axis)
     variants = []
-    for chosen in itertools.product(*axes):
-        name = " ".join(f"{each.name}={each.text}" for each in chosen)
-        changed = {each.name: each.value for each in chosen}
+    for values_of_run in itertools.product(*axes):
+        name = " ".join(f"{each.name}={each.text}" for each in values_of_run)
+        changed = {each.name: each.value for each in values_of_run}
         variants.append(SimVariant(name, _settings(base | changed)))
     return variants
 
