@@ -3,9 +3,24 @@ do."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
-from weft.bench.roofline import LeastWork, Point, Roofs, cache_bytes, point, read_sizes, report
+import pytest
+import torch
+
+from tests.launch.tiny_model import write_model_with_experts
+from weft.bench.roofline import (
+    PRODUCT,
+    LeastWork,
+    Point,
+    Roofs,
+    cache_bytes,
+    measure_roofs,
+    point,
+    read_sizes,
+    report,
+)
 from weft.cli.main import main
 from weft.config.model import ModelConfig
 from weft.config.options import SettingsError
@@ -42,6 +57,41 @@ def test_the_work_of_a_step_is_what_it_computes_and_reads_at_least() -> None:
     prompt = LeastWork.of(StepTime(num_tokens=8, context=8, num_samples=1, seconds=1.0), config)
     pairs = 4 * (8 * 9 // 2) * 16 * 2
     assert prompt.num_ops == 2 * 8 * in_layers + 2 * HEAD + pairs
+
+
+def test_codes_are_read_with_the_bytes_of_their_file() -> None:
+    config = model()
+    coded = replace(
+        config, keeps_codes=True, num_coded=config.num_parameters - HEAD, coded_bytes=1_000
+    )
+    step = StepTime(num_tokens=1, context=1, num_samples=1, seconds=1.0)
+    work = LeastWork.of(step, coded)
+    assert work.num_bytes == pytest.approx(1_000 + 2 * HEAD + config.kv_bytes_per_token)
+    assert work.num_ops == LeastWork.of(step, config).num_ops
+
+
+def test_a_model_with_experts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model_with_experts(tmp_path / "experts")
+    assert main(["bench", "roofline", str(folder)]) != 0
+    assert "experts is no dense decoder" in capsys.readouterr().err
+
+
+def test_only_the_faster_kind_of_numbers_has_the_large_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def product_s(dtype: torch.dtype, rows: int) -> float:
+        asked.append((dtype, rows))
+        return 0.5 if dtype == torch.float32 else 60.0
+
+    monkeypatch.setattr("weft.bench.roofline.READ_BYTES", 1_000_000)
+    monkeypatch.setattr("weft.bench.roofline._product_s", product_s)
+    rows, inner, columns = PRODUCT
+    assert measure_roofs(1).ops_per_s == 4.0 * rows * inner * columns
+    assert [one for one in asked if one[1] == rows] == [(torch.float32, rows)]
 
 
 def test_a_step_is_bound_by_the_roof_that_it_is_nearer_to(
