@@ -59,11 +59,12 @@ class ForgetPrefix(ControlRequest[ForgetPrefixReply]):
 
 
 class ClearCacheReply(SuccessReply):
-    dropped_blocks: int = 0
+    dropped_blocks: int = 0  # in files
 
 
 class ClearCache(ControlRequest[ClearCacheReply]):
-    """Remove all files of cached KV. The cache in memory stays (see `FlushCache`)."""
+    """Remove all files of cached KV, and copies in the host's memory. The cache in the pool stays
+    (see `FlushCache`)."""
 
 
 class SaveCacheReply(SuccessReply):
