@@ -51,6 +51,7 @@ class RealServer:
         self.readiness.mark_ready()
         info = ServerInfo(
             model_name="tiny",
+            aliases=("little",),
             context_length=built.ready.context_length,
             version="0",
             started_at=time.time(),
@@ -63,7 +64,7 @@ class RealServer:
                 info,
                 self.readiness,
                 limits,
-                adapters=AdapterNames(adapter_files(prepared), "tiny"),
+                adapters=AdapterNames(adapter_files(prepared), "tiny", "little"),
                 processor=load_recipe(prepared),
             )
         self.http = httpx.AsyncClient(

@@ -80,6 +80,7 @@ def test_an_adapter_is_loaded_named_in_every_way_and_unloaded(server: RealServer
     own = text(server, "a0")
     assert own != base
     assert own == text(server, "tiny:a0") == text(server, lora_path="a0")
+    assert own == text(server, "little:a0"), "an alias of the model"
     assert text(server) == base
     [first, second] = server.get("/v1/models").json()["data"]
     assert first["id"] == "tiny"
@@ -170,7 +171,7 @@ def test_an_answer_names_the_adapter_that_gave_it(server: RealServer) -> None:
     assert [one["name"] for one in listed] == ["tiny", "a0"]
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny:a0", "default"])
+@pytest.mark.parametrize("name", ["tiny", "tiny:a0", "little", "little:a0", "default"])
 def test_no_adapter_stands_under_a_name_of_the_model(server: RealServer, name: str) -> None:
     before = text(server)
     answer = load(server, name, "a0")

@@ -66,10 +66,11 @@ class NamedAdapter(NamedTuple):
 class AdapterNames:
     """The loaded adapters, by name."""
 
-    def __init__(self, files: AdapterFiles | None = None, model_name: str = "") -> None:
-        """`files` None: the engine takes no adapters. `model_name`: name of the served model, which
-        no adapter may have."""
-        self._model_name = model_name
+    def __init__(self, files: AdapterFiles | None = None, *names_of_model: str) -> None:
+        """`files` None: the engine takes no adapters. `names_of_model`: the name of the served
+        model and its aliases, which no adapter may have."""
+        # "a:b:ADAPTER" is of the model "a:b", if there is one.
+        self._names_of_model = sorted(names_of_model, key=len, reverse=True)
         self.by_name: dict[str, NamedAdapter] = {}
         # Whether requests may name adapters that are not loaded.
         self.offers = files is not None and files.offers
@@ -115,7 +116,7 @@ class AdapterNames:
         if self._is_of_model(asked.name):
             raise AdapterRefused(
                 f"an adapter cannot have the name {asked.name!r}: requests use this name for the "
-                f"served model, or for an adapter of it ({self._model_name}:NAME)"
+                "served model, or for an adapter of it (MODEL:NAME)"
             )
         if asked.name in self.by_name and not replaces:
             raise AdapterRefused(
@@ -152,11 +153,18 @@ class AdapterNames:
             if adapter.uid in gone:
                 del self.by_name[name]
 
+    def of_model(self, name: str) -> str | None:
+        """The name of the adapter in one of the form MODEL:ADAPTER; None for another form."""
+        for model in self._names_of_model:
+            if name.startswith(f"{model}:"):
+                return name.removeprefix(f"{model}:")
+        return None
+
     def _is_of_model(self, name: str) -> bool:
         """Whether this is a name of the model, or one of the form MODEL:ADAPTER."""
-        if name == DEFAULT_MODEL:
+        if name == DEFAULT_MODEL or name in self._names_of_model:
             return True
-        return bool(self._model_name) and f"{name}:".startswith(f"{self._model_name}:")
+        return self.of_model(name) is not None
 
     def is_named(self, uid: str) -> bool:
         """Whether a name belongs to this adapter."""

@@ -109,7 +109,9 @@ class Front:
         parts = parts or load_parts(context)
         _require_memory()
         self.readiness = Readiness()
-        self.adapters = AdapterNames(adapter_files(context.prepared), context.model_name)
+        self.adapters = AdapterNames(
+            adapter_files(context.prepared), context.model_name, *context.aliases
+        )
         self._context = context
         self._engines = _engines(context, group, parts.metrics)
         self.client = _client(context, parts, self._engines, tracer or NoTracer())

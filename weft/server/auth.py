@@ -94,8 +94,8 @@ _HOST = re.compile(r"[\w.:\[\]-]*")
 class Caller(NamedTuple):
     """The sender of a request, as its key identifies it."""
 
-    # The unit of fair sharing: the name of the key if the server requires keys, else the address of
-    # the client.
+    # For logs and metrics: the name of the key if the server requires keys, else the address of the
+    # client. The policy `fair` never counts addresses (`server/requests.py::sharing_of`).
     tenant: str = ""
     key_name: str = ""  # name of the request's key, if the server accepts it
     is_user: bool = False

@@ -23,7 +23,7 @@ async def use_named(context: ServerContext, body: Any) -> None:
             names = value if isinstance(value, list) else [value]
             for name in dict.fromkeys(names):
                 if name:
-                    await _load(context, param, name.removeprefix(f"{context.info.model_name}:"))
+                    await _load(context, param, context.adapters.of_model(name) or name)
     require_model(context, getattr(body, "model", None))
 
 
@@ -54,7 +54,8 @@ def require_model(context: ServerContext, model: str | None) -> None:
 
 
 def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
-    """The adapter that a `model` names, as "adapter" or "served model:adapter".
+    """The adapter that a `model` names, as "adapter" or "served model:adapter", where an alias is
+    a name of the served model, too.
 
     Raises `ApiError` 404 for "served model:adapter" if the adapter is not loaded, and 503 for an
     adapter that was evicted again since it was loaded for this request.
@@ -63,10 +64,11 @@ def adapter_named(context: ServerContext, model: str) -> NamedAdapter | None:
     found = adapters.by_name.get(model)
     if found is not None:
         return found
-    before = f"{context.info.model_name}:"
-    if not model.startswith(before) and not adapters.offered(model):
-        return None
-    name = model.removeprefix(before)
+    name = adapters.of_model(model)
+    if name is None:
+        if not adapters.offered(model):
+            return None
+        name = model
     found = adapters.by_name.get(name)
     if found is None:
         raise _not_loaded(context, name, "model")

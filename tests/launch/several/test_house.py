@@ -13,6 +13,7 @@ import pytest
 
 from tests.launch.several.inprocess import Server, serving, spec
 from weft.batches import tries
+from weft.client.adapters import NamedAdapter
 from weft.residency.resident import Level
 from weft.residency.rules import Rules
 from weft.server.several import app as several_app
@@ -435,6 +436,19 @@ def test_a_drain_refuses_those_who_wait() -> None:
         assert (await server.complete("a")).status_code == 503
 
     run(work, spec("a"))
+
+
+def test_an_alias_is_listed_for_its_model_and_not_for_an_adapter_of_it() -> None:
+    async def work(server: Server) -> None:
+        await server.complete("a")
+        front = server.host("a").front
+        assert front is not None
+        adapters = front.served.context.adapters
+        adapters.by_name["sea"] = NamedAdapter("sea", "1", "sea", False, 0.0)
+        listed = (await server.http.get("/v1/models")).json()["data"]
+        assert {one["id"]: one["aliases"] for one in listed} == {"a": ["other"], "sea": []}
+
+    run(work, spec("a", aliases=("other",)))
 
 
 def test_adapters_lead_to_their_model_also_while_it_is_not_loaded() -> None:

@@ -96,7 +96,6 @@ async def list_models(roster: Roster, request: Request) -> ASGIApp:
 def _cards_of(roster: Roster, status: ModelStatus) -> tuple[list[JsonObject], list[JsonObject]]:
     """The entries of a model in `/v1/models`: for all clients, and for coding agents."""
     served = roster.served(status.name)
-    more = {"status": _status_value(status), "aliases": list(status.aliases)}
     if served is not None:
         listed, facts = cards(served.context)
     else:
@@ -118,7 +117,11 @@ def _cards_of(roster: Roster, status: ModelStatus) -> tuple[list[JsonObject], li
                 created_at=since.isoformat().replace("+00:00", "Z"),
             )
         ]
-    own = [msgspec.to_builtins(card) | more for card in listed]
+    value = _status_value(status)
+    own = []
+    for card in listed:
+        aliases = list(status.aliases) if card.parent is None else []  # an adapter has none
+        own.append(msgspec.to_builtins(card) | {"status": value, "aliases": aliases})
     agents = [agent_model(card.id, facts) for card in listed if card.task == "generate"]
     return own, agents
 
