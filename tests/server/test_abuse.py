@@ -487,7 +487,7 @@ def test_bytes_of_port_scanners_are_refused_and_disturb_no_request(
 @pytest.mark.parametrize(
     ("path", "field", "allowed", "fields"),
     [
-        (CHAT, "max_tokens", "it must be at least 1", HI),
+        (CHAT, "max_tokens", "it must be at least 1, but for echo and prompt_logprobs of", HI),
         (CHAT, "max_completion_tokens", "1 to 2,147,483,647 are allowed", HI),
         ("/v1/responses", "max_output_tokens", "1 to 2,147,483,647 are allowed", {"input": "x"}),
     ],
@@ -497,6 +497,22 @@ def test_no_tokens_are_refused_by_the_name_that_the_client_uses(
 ) -> None:
     answer = http.post(path, json={**fields, field: 0})
     refused(answer, 400, f"{field} is 0; {allowed}", param=field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**HI, "tool_choice": "required"}),
+        ("/v1/responses", {"input": "x", "tool_choice": "required"}),
+        ("/v1/messages", {**HI, "max_tokens": 1, "tool_choice": {"type": "any"}}),
+    ],
+)
+def test_a_forced_call_without_tools_is_refused_in_no_words_of_another_api(
+    http: httpx.Client, path: str, body: dict[str, object]
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    assert "tool_choice asks for a call, but there are no tools" in answer.text
 
 
 def test_unknown_paths_and_methods_have_the_same_form(http: httpx.Client) -> None:

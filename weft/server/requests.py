@@ -138,7 +138,10 @@ def sampling_of(
     if max_new_tokens == -1:  # as many as the context allows
         max_new_tokens = None
     if max_new_tokens is not None and max_new_tokens < fewest_tokens:
-        message = f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}"
+        message = (
+            f"max_tokens is {max_new_tokens}; it must be at least {fewest_tokens}, but for echo "
+            "and prompt_logprobs of /v1/completions"
+        )
         raise InvalidParam("max_tokens", message)
     others: JsonObject = {}
     if body.logprob_token_ids:

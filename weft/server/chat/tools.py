@@ -98,7 +98,8 @@ def tool_use(
         chosen = {name: functions[name]}
         parallel = False
     if not chosen:
-        raise ApiError(400, "tool_choice is required, but there are no tools", param="tool_choice")
+        message = "tool_choice asks for a call, but there are no tools"
+        raise ApiError(400, message, param="tool_choice")
     return ToolUse(
         names=frozenset(chosen),
         schema=forced_schema(chosen, schema_paths, parallel=parallel),
