@@ -203,7 +203,8 @@ def seconds(plan: Plan) -> float:
 
 
 def timed(**changes: object) -> Recorder:
-    world = Recorder(settings(mixed_chunk=True, max_slowdown=2.0, page_size=4, **changes))
+    usual = {"mixed_chunk": True, "max_slowdown": 2.0, "page_size": 4}
+    world = Recorder(settings(**usual | changes))
     world.let_steps_cost(seconds)
     # The cost becomes known.
     world.send(line(30), max_new_tokens=9, ignore_eos=True)
@@ -245,10 +246,11 @@ def decoding_lines(world: World, num: int, *, length: int) -> list[int]:
     return background
 
 
-def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it_has_time_for() -> (
-    None
-):
-    world = timed(max_running_requests=16, background_slowdown=1.3)
+@pytest.mark.parametrize("max_slowdown", [2.0, -1.0])
+def test_while_an_online_request_decodes_only_so_many_background_rows_join_as_it_has_time_for(
+    max_slowdown: float,
+) -> None:
+    world = timed(max_running_requests=16, background_slowdown=1.3, max_slowdown=max_slowdown)
     background = decoding_lines(world, 12, length=60)
     online = world.send(line(4, 7), max_new_tokens=20, ignore_eos=True)
     wait_for(world, online)
@@ -304,7 +306,6 @@ def test_prompts_leave_the_drafts_of_online_requests_their_time(background: bool
     world.send(line(120, 9), max_new_tokens=2, background=background)
     world.step()
     pace = world.scheduler.pace
-    assert pace is not None
     assert pace.room is not None
     num_beside = 0
     while online in decoding(world):
@@ -453,16 +454,38 @@ def test_before_any_request_has_decoded_a_background_prompt_is_computed(others: 
     assert len(world.finished) == others + 1
 
 
-def test_alone_a_background_prompt_is_cut_so_that_an_arrival_waits_no_longer() -> None:
-    world = timed(background_step_ms=30.0, chunked_prefill_size=64)
+@pytest.mark.parametrize("max_slowdown", [2.0, -1.0])
+@pytest.mark.parametrize("mixed_chunk", [True, False])
+def test_alone_a_background_prompt_is_cut_so_that_an_arrival_waits_no_longer(
+    max_slowdown: float, mixed_chunk: bool
+) -> None:
+    world = timed(
+        background_step_ms=30.0,
+        chunked_prefill_size=64,
+        max_slowdown=max_slowdown,
+        mixed_chunk=mixed_chunk,
+    )
     world.send(line(120, 9), max_new_tokens=2, ignore_eos=True, background=True)
     world.run_dry()
     sizes = [plan.num_tokens for plan in world.plans]
     assert max(sizes) == 20
 
 
-def test_without_a_bound_they_rest_while_an_online_request_decodes() -> None:
-    """No cost is known where nothing asks for it, so the safe answer is that there is no time."""
+def test_alone_pieces_of_background_prompts_are_long_whatever_rows_decode() -> None:
+    """Their rows have no part in such a step, and nobody waits for these."""
+    world = timed(
+        background_step_ms=30.0, chunked_prefill_size=64, max_running_requests=16, mixed_chunk=False
+    )
+    decoding_lines(world, 12, length=60)
+    world.plans.clear()
+    world.send(line(120, 9), max_new_tokens=2, ignore_eos=True, background=True)
+    for _ in range(6):
+        world.step()
+    assert min(plan.num_tokens for plan in world.plans) >= 16
+    world.run_dry()
+
+
+def test_before_costs_are_known_they_rest_while_an_online_request_decodes() -> None:
     world = Recorder(settings(max_slowdown=-1.0, speculative="off"))
     background = world.send(line(4), max_new_tokens=30, ignore_eos=True, background=True)
     world.step()

@@ -47,7 +47,6 @@ def test_what_a_draft_model_takes_is_taken_off_what_prompts_may_take() -> None:
     world = StallWorld(KINDS["draft model"], max_step_ms=100.0)
     streams = [world.send_one(8, 120) for _ in range(2)]
     pace = world.scheduler.pace
-    assert pace is not None
     num_drafted = 0
     while not any(id in world.finished for id in streams):
         world.step(check=False)

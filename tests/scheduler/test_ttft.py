@@ -47,10 +47,10 @@ def test_the_earliest_deadline_goes_first_and_none_goes_last() -> None:
     assert order(world) == [early, by_end, late, none]
 
 
-def test_requests_that_are_too_late_go_after_those_in_time() -> None:
-    world = timed(
-        World(settings(schedule_policy="deadline", max_running_requests=1, max_slowdown=2.5))
-    )
+@pytest.mark.parametrize("max_slowdown", [2.5, -1.0])
+def test_requests_that_are_too_late_go_after_those_in_time(max_slowdown: float) -> None:
+    bounds = {"max_running_requests": 1, "max_slowdown": max_slowdown}
+    world = timed(World(settings(schedule_policy="deadline", **bounds)))
     world.send([1], max_new_tokens=40, ignore_eos=True)
     world.step()
     lost = world.send([2] * 100, max_new_tokens=1, ttft_ms=40)  # its prompt alone takes 100 ms
@@ -69,8 +69,11 @@ def test_deadlines_count_within_a_class_and_within_a_tenant() -> None:
 # Refusal
 
 
-def test_a_request_that_cannot_have_its_first_token_in_time_is_refused_when_it_comes() -> None:
-    world = timed_engine(max_running_requests=1)
+@pytest.mark.parametrize("max_slowdown", [2.5, -1.0])
+def test_a_request_that_cannot_have_its_first_token_in_time_is_refused_when_it_comes(
+    max_slowdown: float,
+) -> None:
+    world = timed_engine(max_running_requests=1, max_slowdown=max_slowdown)
     for number in range(10):
         world.send([number] * 30, max_new_tokens=20, ignore_eos=True)
     world.step(check=False)

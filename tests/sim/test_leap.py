@@ -130,7 +130,7 @@ def played(one: World, *, leaps: bool) -> Outcome:
         "totals": str(scheduler.history.clock.totals),
         "beside": (record.beside.num_output, record.beside.num_prompt),
         "results": engine.core.loop.num_results,
-        "cost": None if scheduler.pace is None else scheduler.pace.model(),
+        "cost": scheduler.pace.model(),
         "gaps": [str(record.gaps.percentile(percent)) for percent in (1, 50, 90, 99, 100)],
     }
     return Outcome(record, state, engine.core.guard.num_turns)

@@ -198,9 +198,7 @@ class Loop:
         began_s = max(flight.launched_s, self._done_s)
         self._done_s = self._clock()
         try:
-            if scheduler.pace is not None:
-                seconds = self._done_s - began_s - result.encoder_s
-                scheduler.pace.observe(batch, seconds)
+            scheduler.pace.observe(batch, self._done_s - began_s - result.encoder_s)
             return scheduler.process_batch_result(batch, result, self._done_s, began_s)
         except BaseException as exc:
             self._on_fault(survived(exc))

@@ -67,15 +67,13 @@ class DeadlineService(Service):
         self._came: list[int] = []  # had their first token in this step
         self._rests_until_s = -math.inf  # nobody is judged before
         scheduler = core.scheduler
-        self._estimator: WaitEstimator | None = None
-        if scheduler.pace is not None:
-            self._estimator = WaitEstimator(
-                scheduler.settings,
-                kv=scheduler.kv,
-                queue=scheduler.waiting_queue,
-                pace=scheduler.pace,
-                counters=scheduler.counters,
-            )
+        self._estimator = WaitEstimator(
+            scheduler.settings,
+            kv=scheduler.kv,
+            queue=scheduler.waiting_queue,
+            pace=scheduler.pace,
+            counters=scheduler.counters,
+        )
 
     def _wake(self) -> None:
         self._core.hooks.attach(self)
@@ -98,8 +96,7 @@ class DeadlineService(Service):
             if request.row == NO_ROW:
                 wanted[request.id] = _left_s(request, now) / ratio
         expected_s = self._expected_s(wanted, now)
-        if self._estimator is not None:
-            self._rests_until_s = now + REST_S * self._estimator.num_looked
+        self._rests_until_s = now + REST_S * self._estimator.num_looked
         warnings: list[RequestWarning] = []
         for request in newcomers:
             warnings += self._judge(
@@ -174,7 +171,7 @@ class DeadlineService(Service):
     ) -> dict[int, float]:
         """Seconds to the first tokens of requests that wait, as far as they are known; `wanted`:
         after how many each is refused."""
-        if self._estimator is None or not wanted:
+        if not wanted:
             return {}
         scheduler = self._core.scheduler
         in_flight = None
@@ -195,7 +192,7 @@ class DeadlineService(Service):
         if self._core.scheduler.waiting_queue.is_blocked(request):
             return None
         compile_s = self._grammars.left_s(request, now)
-        if not compile_s or self._estimator is None:
+        if not compile_s:
             return compile_s
         alone_s = self._estimator.alone_s(request)
         return None if alone_s is None else compile_s + alone_s
@@ -207,7 +204,7 @@ class DeadlineService(Service):
             self._came += [id for id in set(ids.tolist()) if id in self._promises]
         for finish in output.finished:
             stops = self._open.pop(finish.id, False)
-            if stops and finish.reason in ("stop", "length") and self._estimator is not None:
+            if stops and finish.reason in ("stop", "length"):
                 self._estimator.ended(finish.completion_tokens)
             if finish.id not in self._came:
                 self._promises.pop(finish.id, None)

@@ -62,7 +62,7 @@ class Shared:
     queue: WaitingQueue
     running: RunningBatch
     hooks: FeatureHooks
-    pace: Pace | None
+    pace: Pace
     limits: RequestLimits
     history: RequestHistory
     counters: Counters
@@ -193,7 +193,6 @@ def _planner(shared: Shared) -> Planner:
     settings = shared.settings
     if not settings.draft_sources:
         return Planner(shared.kv, shared.hooks, shared.pace)
-    assert shared.pace is not None, "drafts are made by what steps cost"
     speculator = Speculator(
         shared.kv.columns,
         shared.hooks,

@@ -77,9 +77,7 @@ def prepare_for_extend(kv: KvMemory, requests: Sequence[Request]) -> StepTokens:
     return step
 
 
-def prepare_for_decode(
-    kv: KvMemory, rows: IntArray, pace: Pace | None, num_before: int
-) -> StepTokens:
+def prepare_for_decode(kv: KvMemory, rows: IntArray, pace: Pace, num_before: int) -> StepTokens:
     """Allocate and list the pending tokens of each decoding row, after `num_before` tokens of
     prompts.
 
@@ -104,12 +102,11 @@ def prepare_for_decode(
         tokens = np.full(len(rows), LAST_SAMPLED, dtype=np.int32)
     else:
         is_known = lens > 1
-        if pace is not None:
-            known_ends = ends
-            ends = pace.forced_ends(rows, starts, known_ends, num_before)
-            lens = ends - starts
-            samples = ends == known_ends
-            seq_lens = np.where(samples, seq_lens, known_ends)
+        known_ends = ends
+        ends = pace.forced_ends(rows, starts, known_ends, num_before)
+        lens = ends - starts
+        samples = ends == known_ends
+        seq_lens = np.where(samples, seq_lens, known_ends)
         row_of_token = np.repeat(rows, lens)
         positions = consecutive(starts, lens)
         known = columns.tokens[row_of_token, positions]
@@ -143,7 +140,7 @@ def mix_with_running(extend: StepTokens, decode: StepTokens) -> StepTokens:
 class Planner:
     """Makes batches with their plans. Numbers the steps."""
 
-    def __init__(self, kv: KvMemory, hooks: FeatureHooks, pace: Pace | None) -> None:
+    def __init__(self, kv: KvMemory, hooks: FeatureHooks, pace: Pace) -> None:
         self._kv = kv
         self._columns = kv.columns
         self._hooks = hooks

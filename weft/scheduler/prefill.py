@@ -140,7 +140,7 @@ class PassLog:
 class PrefillScheduler:
     """Admits waiting requests. It keeps what the next pass must know of earlier passes.
 
-    `pace` says how long a step may take; None: any time.
+    `pace` says how long a step may take.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class PrefillScheduler:
         queue: WaitingQueue,
         running: RunningBatch,
         hooks: FeatureHooks,
-        pace: Pace | None,
+        pace: Pace,
         limits: RequestLimits,
         planner: Planner,
         history: RequestHistory,
@@ -210,10 +210,8 @@ class PrefillScheduler:
         """
         pace = self._pace
         # Most steps follow a decode step and need no further check.
-        if (
-            pace is not None
-            and pace.since_s > 0
-            and pace.decode_is_due(self._waiting(self._first_line() or self._queue.online))
+        if pace.since_s > 0 and pace.decode_is_due(
+            self._waiting(self._first_line() or self._queue.online)
         ):
             self.record_no_walk(now, Stop.TURN)
             return None
@@ -380,9 +378,7 @@ class PrefillScheduler:
         kv = self._kv
         running_rows = self._running.rows
         mixes = len(decode_rows) > 0
-        budget = None
-        if self._pace is not None:
-            budget = self._pace.budget(self._waiting(line), mixes=mixes)
+        budget = self._pace.budget(self._waiting(line), mixes=mixes)
         pieces: Sequence[PieceBudget] = ()
         if self._hooks.piece_budgets:
             pieces = self._hooks.new_piece_budgets(budget)

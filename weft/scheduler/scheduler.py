@@ -69,10 +69,8 @@ class Scheduler:
         self.limits = RequestLimits(settings, self.kv.room.capacity)
         self.requests: dict[int, Request] = {}  # every open request, by id
         self.running_batch = RunningBatch()
-        # How long a step may take, and what steps cost; None: neither limits nor drafts need it.
-        self.pace: Pace | None = None
-        if settings.bounds_steps or settings.draft_sources:
-            self.pace = Pace(settings, columns, self.running_batch)
+        # How long a step may take, and what steps cost.
+        self.pace = Pace(settings, columns, self.running_batch)
         report = self.outbox.policy_failed
         context = PolicyContext(settings, columns, self.running_batch, self.pace, report)
         policy = make_policy(settings, context, self.outbox, self.counters.shadow)
@@ -355,8 +353,7 @@ class Scheduler:
             batch = self.update_running_batch(in_flight=in_flight)
         self.last_batch = batch
         if batch is not None:
-            if self.pace is not None:
-                self.pace.planned(batch)
+            self.pace.planned(batch)
             steps = self.counters.steps
             steps.num_all += 1
             if batch.prefills:

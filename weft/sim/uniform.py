@@ -63,7 +63,7 @@ class UniformDecodes:
             or scheduler.prefills.chunked_req is not None
             or scheduler.hooks.num_requests
             or not scheduler.outbox.is_empty
-            or (pace is not None and pace.since_s)
+            or pace.since_s
         ):
             return None
         scheduler.merge_last_batch()
@@ -135,10 +135,9 @@ class UniformDecodes:
         scheduler.planner.num_steps += num_steps
         scheduler.counters.steps.num_all += num_steps
         scheduler.counters.num_generated_tokens += num_steps * len(at)
-        if scheduler.pace is not None:
-            # A step computes the token before the one that it samples.
-            seconds = [step.ended_s - step.began_s for step in steps]
-            scheduler.pace.decoded(ahead.known_len - 1, seconds)
+        # A step computes the token before the one that it samples.
+        seconds = [step.ended_s - step.began_s for step in steps]
+        scheduler.pace.decoded(ahead.known_len - 1, seconds)
         scheduler.now = steps[-1].ended_s
         self._end(ahead.facts, tokens[-1])
 

@@ -23,6 +23,5 @@ class BackgroundOpening:
             self.turns = BackgroundTurns(context.pace)
             # First: pipeline stages then share the rows that are left.
             context.columns.turns.insert(0, self.turns)
-            if context.pace is not None:
-                context.pace.room = StepRoom(settings.background_slowdown)
+            context.pace.room = StepRoom(settings.background_slowdown)
         return build_policy(settings.background_policy, context)

@@ -51,10 +51,10 @@ class SpareTime(NamedTuple):
 
 
 class BackgroundTurns:
-    """`pace` knows the cost of steps; None, or while it does not know it: no background row runs
-    beside online requests."""
+    """`pace` knows the cost of steps; while it does not know it, no background row runs beside
+    online requests."""
 
-    def __init__(self, pace: Pace | None) -> None:
+    def __init__(self, pace: Pace) -> None:
         self._pace = pace
         # The last answer: the same rows get the same array, of which facts are already known.
         self._asked: IntArray = NO_ROWS
@@ -101,8 +101,6 @@ class BackgroundTurns:
         return rows[takes_part], counts[takes_part]
 
     def _spare_time(self, online: IntArray, prompts: Sequence[Request]) -> SpareTime | None:
-        if self._pace is None:
-            return None
         cost = self._pace.model()
         if cost is None:
             return None

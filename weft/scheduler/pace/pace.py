@@ -147,6 +147,7 @@ def guard_from_open(open_prompt: Request, columns: Columns, rows: Sequence[int])
 class StepBounds(NamedTuple):
     """How long steps may take, by the settings."""
 
+    are_any: bool  # beside those of background requests
     max_step_s: float
     max_slowdown: float
     background_s: float  # of steps without online requests
@@ -157,6 +158,7 @@ class StepBounds(NamedTuple):
     @classmethod
     def of(cls, settings: SchedulerSettings) -> StepBounds:
         return cls(
+            are_any=settings.bounds_steps,
             max_step_s=settings.max_step_s or math.inf,
             max_slowdown=settings.max_slowdown,
             background_s=settings.background_step_ms / 1_000 or math.inf,
@@ -227,6 +229,8 @@ class Pace:
 
     def planned(self, batch: Batch) -> None:
         """Note that this batch is the next step."""
+        if self.room is None and not self._bounds.are_any:
+            return
         plan = batch.plan
         if plan.drafting is not None:
             # The running requests still wait.
@@ -268,6 +272,8 @@ class Pace:
         """The part of the next step that prompts may take; None: no limit. `mixes`: the running
         requests are part of that step."""
         self._budget = None
+        if self.room is None and not self._bounds.are_any:
+            return None
         rows = self._next_rows()
         if waiting.is_background:
             self._budget = self._background_budget(rows, mixes=mixes)
@@ -318,17 +324,19 @@ class Pace:
                 return None
             return StepBudget(0.0, (1.0, 0.0), 0, min_tokens=0)
         cost = self.cost.model()
-        bound_s = self._bounds.background_s
-        if len(online):
-            bound_s = self._background_bound_s() - cost.token_s * self._num_drafts
-            if self._columns.num_background < self._reserve(bound_s, cost):
-                rows = online
+        rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
+        if not len(online):
+            # Rows that nobody waits for have their turn when no prompt is left.
+            rows_s = cost.seconds(self.load_of(rows)) if mixes else cost.step_s
+            left_s = self._bounds.background_s - rows_s
+            return StepBudget(left_s, rates, 2 * self._largest, self._bounds.min_tokens)
+        bound_s = self._background_bound_s() - cost.token_s * self._num_drafts
+        if self._columns.num_background < self._reserve(bound_s, cost):
+            rows = online
         left_s = bound_s - self.since_s - cost.seconds(self.load_of(rows))
         if not mixes and len(rows):
             left_s -= cost.step_s
-        rates = cost.token_s / self._bounds.num_pieces, cost.pair_s / self._bounds.num_pieces
-        min_tokens = 0 if len(online) else self._bounds.min_tokens
-        return StepBudget(left_s, rates, 2 * self._largest, min_tokens)
+        return StepBudget(left_s, rates, 2 * self._largest, min_tokens=0)
 
     def _reserve(self, bound_s: float, cost: CostModel) -> float:
         """How many background rows fill a step of `bound_s` seconds. Until there are as many, their

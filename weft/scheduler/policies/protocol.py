@@ -31,7 +31,7 @@ class PolicyContext(NamedTuple):
     settings: SchedulerSettings
     columns: Columns
     running: RunningBatch
-    pace: Pace | None  # what steps cost
+    pace: Pace  # what steps cost
     report: Callable[[Exception], None]  # takes the exceptions of a user's own policy
 
 

@@ -49,7 +49,7 @@ class PieceSize(NamedTuple):
 
 
 class SplitPlanner(Planner):
-    """`pace` says how long a step may take; None: any time."""
+    """`pace` says how long a step may take."""
 
     least_tokens = 16  # in all layers: the least work that is worth a piece
 
@@ -61,7 +61,7 @@ class SplitPlanner(Planner):
         settings: SchedulerSettings,
         running: RunningBatch,
         queue: WaitingQueue,
-        pace: Pace | None,
+        pace: Pace,
     ) -> None:
         super().__init__(kv, hooks, pace)
         self._max_layers = settings.split_prefill_layers
@@ -89,8 +89,7 @@ class SplitPlanner(Planner):
         lens = np.array([request.extend_len for request in prefills], dtype=np.int32)
         load = StepLoad.of_tokens(starts, lens)
         piece = self._piece(load, self._num_layers)
-        if self._pace is not None:
-            self._pace.takes_layers(load, piece.num_layers)
+        self._pace.takes_layers(load, piece.num_layers)
         if piece.num_layers == self._num_layers:
             self._last_piece = self.num_steps
             return super().make_batch(prefills, decode_rows)
@@ -159,11 +158,10 @@ class SplitPlanner(Planner):
             return PieceSize(num_left, "")
         num_layers = self._max_layers
         bound = "--split-prefill-layers"
-        if self._pace is not None:
-            in_time = self._pace.layers_in_time(load, self._waiting())
-            if in_time < num_layers:
-                num_layers = int(in_time)
-                bound = "the time of a step"
+        in_time = self._pace.layers_in_time(load, self._waiting())
+        if in_time < num_layers:
+            num_layers = int(in_time)
+            bound = "the time of a step"
         # A smaller piece is not worth a step.
         least = math.ceil(self.least_tokens * self._num_layers / load.tokens)
         num_layers = max(num_layers, least)

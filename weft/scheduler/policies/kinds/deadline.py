@@ -87,8 +87,7 @@ class EarliestDeadline(KeyPolicy):
 
     def _token_s(self) -> float:
         """Seconds per token of a prompt; 0 until it is known."""
-        pace = self.context.pace
-        cost = None if pace is None else pace.model()
+        cost = self.context.pace.model()
         return 0.0 if cost is None else cost.token_s
 
 
