@@ -24,6 +24,7 @@ NANO = Path(weft.__file__).parent / "bundled" / "weft-nano"
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft is worth its cost, however fast this machine is."""
     monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.02)
+    monkeypatch.setattr(speculator, "steps_of_rest", lambda *_: 0)
 
 
 def answers(

@@ -423,6 +423,7 @@ def test_outputs_do_not_depend_on_drafts_that_are_compared_on_the_device(
     """Steps are planned, and launched, before it is known what counts of the step before."""
     folder = write_tiny_model(tmp_path)
     monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
+    monkeypatch.setattr(speculator, "steps_of_rest", lambda *_: 0)
     outputs = []
     for sources in ("off", "tree,ngram"):
         config = with_graphs(folder, graphs, speculative=sources, max_draft=4)

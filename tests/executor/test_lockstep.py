@@ -380,6 +380,7 @@ def test_guesses_are_compared_between_engines_as_in_one(
 ) -> None:
     """An engine alone with its guesses: the other one has the expert of one of several tokens."""
     monkeypatch.setattr(speculator, "least_chance", lambda *_: 0.01)
+    monkeypatch.setattr(speculator, "steps_of_rest", lambda *_: 0)
     random = Random(2)
     words = [[random.randrange(256) for _ in range(random.randint(2, 9))] for _ in range(16)]
     prompts = [word * 4 for word in words]
