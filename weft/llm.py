@@ -62,7 +62,7 @@ from weft.messages.sampling import InvalidParam, SamplingParams, check_number
 from weft.messages.status import EngineReady
 from weft.messages.wakeup import WakeupPipe
 from weft.observe.progress import Progress
-from weft.own_engine import OwnEngine
+from weft.own_engine import OwnEngine, require_unforked
 from weft.text.media.fetch import Fetcher, MediaAccess
 from weft.text.media.limits import MediaLimits
 from weft.text.media.loader import MediaLoader, token_ids
@@ -116,6 +116,7 @@ class LLM:
     Raises SettingsError and ModelError for what the user can correct. Threads may call it at the
     same time: their prompts share the engine's steps. It is closed by `close`, and at the end of
     `with LLM(...) as llm`; what is left open ends its threads and processes when it is collected.
+    Processes that are forked from this one cannot use it, or another one.
     """
 
     def __init__(self, model: str | Path = "", **settings: Any) -> None:
@@ -158,6 +159,7 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         from weft.assemble.build import build_engine
 
+        require_unforked()
         if not config.weights_root:
             # Who writes the program may read any folder; the root is for those who ask a server.
             config = replace(config, weights_root="/")

@@ -6,13 +6,19 @@ steps the engine, and delivers what comes out to all who wait.
 
 One thread steps at a time, and none twice while another one waits, so their requests share the
 steps.
+
+A process that is forked from this one gets neither the threads nor the helper processes of the
+engine, and perhaps the middle of a step: nothing in it uses the engine, or ends what belongs to
+this process.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,6 +46,18 @@ DELAYED = (
     *(signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2),
 )
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
+CLOSED = "LLM: it is closed"
+FORKED = (
+    "LLM: this process was forked from one that had a model, and cannot use one; start it with "
+    "multiprocessing.get_context('spawn')"
+)
+
+
+def require_unforked() -> None:
+    """Raises SettingsError in a process that was forked from one with an engine: threads that
+    libraries have started are missing in it, and they would wait for them forever."""
+    if _processes - {os.getpid()}:
+        raise SettingsError(FORKED)
 
 
 class OwnEngine:
@@ -62,6 +80,8 @@ class OwnEngine:
         self._inbox: deque[ToEngine] = deque()
         self.client = EngineClient(tokenizer, self._inbox.append)
         self.client.deliver(ready)
+        _engines.add(self)
+        _processes.add(os.getpid())
 
     @property
     def facts(self) -> EngineReady:
@@ -141,10 +161,18 @@ class OwnEngine:
         finally:
             self.num_ended += num_open - self.client.num_open
 
+    def forked(self) -> None:
+        """In a forked process: leave what belongs to the first one. Every later use raises
+        SettingsError."""
+        self.lock = FairLock(on_wait=_nothing)
+        self.engine = ClosedEngine(FORKED)
+        self._end = _nothing
+
     def close(self) -> None:
         """End the engine's threads and processes. Every later use raises SettingsError."""
         with self.lock:
-            self.engine = ClosedEngine()
+            if not isinstance(self.engine, ClosedEngine):
+                self.engine = ClosedEngine(CLOSED)
             self._end()
         # What the engine has warmed up with was taken from the collector's sight.
         gc.unfreeze()
@@ -152,19 +180,22 @@ class OwnEngine:
 
 
 class ClosedEngine:
-    """What is there instead of an engine that was closed: every use is refused."""
+    """What is there instead of an engine that cannot be used any more: every use is refused."""
 
     wait_s = 0.0
 
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
     def submit(self, message: ToEngine) -> NoReturn:
-        raise SettingsError("LLM: it is closed")
+        raise SettingsError(self._reason)
 
     def step(self) -> NoReturn:
-        raise SettingsError("LLM: it is closed")
+        raise SettingsError(self._reason)
 
     @property
     def has_work(self) -> bool:
-        raise SettingsError("LLM: it is closed")
+        raise SettingsError(self._reason)
 
 
 class FairLock:
@@ -235,3 +266,18 @@ class DelayedSignals:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if signum not in self._arrived:
             self._arrived.append(signum)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _leave_all() -> None:
+    for own in list(_engines):
+        own.forked()
+
+
+_engines: weakref.WeakSet[OwnEngine] = weakref.WeakSet()
+_processes: set[int] = set()  # this one, and those that it was forked from, if they had an engine
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)

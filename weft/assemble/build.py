@@ -9,6 +9,7 @@ It knows no socket and no process, and leaves the meaning of settings to the par
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -103,11 +104,14 @@ def build_engine(config: EngineConfig, folder: Path, peers: Peers | None = None)
     except BaseException as exc:
         ranks.close(str(exc) or type(exc).__name__)
         raise
-    end_ranks = weakref.finalize(built.engine, ranks.close)
-    return built._replace(close=partial(_call_all, (built.close, end_ranks)))
+    end_ranks = weakref.finalize(built.engine, _call_all, os.getpid(), (ranks.close,))
+    return built._replace(close=partial(_call_all, os.getpid(), (built.close, end_ranks)))
 
 
-def _call_all(calls: Sequence[Callable[[], object]]) -> None:
+def _call_all(process: int, calls: Sequence[Callable[[], object]]) -> None:
+    """A process that is forked from the engine's `process` ends nothing of it."""
+    if process != os.getpid():
+        return
     for call in calls:
         call()
 
@@ -173,7 +177,7 @@ def _build(
     )
     ends: list[Callable[[], object]] = [grammars.close, runner.close, tiers.close, handoff.close]
     ends += [events.stop, mark_in_use(folder), wakeup.close]
-    close = weakref.finalize(engine, _call_all, ends)
+    close = weakref.finalize(engine, _call_all, os.getpid(), ends)
     _warm_up(engine)
     _refuse_faulty_parts(config, failures.first)
     warm_s = time.monotonic()
