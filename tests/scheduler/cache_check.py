@@ -8,7 +8,7 @@ differ from the chain of hashes that the keys give.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,48 +45,64 @@ def resume_state_memory(
     return runner.states.state, resume_state
 
 
+class Chain(NamedTuple):
+    """The states behind each token of a node's key."""
+
+    states: list[int]
+    packed: bytes  # the same, as the memory of K and V has them
+
+
 class CacheCheck:
     """Remembers the chains of keys that it has seen: a tree changes little from one step to the
     next."""
 
     def __init__(self, runner: OracleRunner) -> None:
         self._runner = runner
-        self._chains: dict[tuple[int, int, bytes], list[int]] = {}
-        self.num_tokens = 0  # that were compared
+        self._chains: dict[tuple[int, int, bytes], Chain] = {}
 
     def check(self, cache: RadixCache) -> None:
         """Compare every token that is cached, but for those that a launched step is still to
         compute."""
         if not cache.shares:
             return
-        slots, expected = [], []
-        ends: dict[int, int] = {}  # the state behind a node, by its identity
-        for node in cache.tree.nodes():
-            chain = self.chain(ends.get(id(node.parent), 0), node)
-            ends[id(node)] = chain[-1]
-            slots.append(slots_of(np.frombuffer(node.pages, dtype=np.int32), cache.page_size))
-            expected += chain
-        if not slots:
-            return
-        at = np.concatenate(slots)
-        is_computed = ~np.isin(at, self._runner.pending_slots())
-        computed = self._runner.state[at[is_computed]]
-        assert (computed == np.array(expected, dtype=np.int64)[is_computed]).all(), (
-            "a page is not what its key says"
-        )
-        self.num_tokens += len(computed)
+        pages: list[bytes] = []
+        expected: list[bytes] = []
+        for root in cache.tree.roots.values():
+            weights = self._weights_below(root)
+            open_nodes: list[tuple[Any, int]] = [(root, 0)]  # and the state behind each
+            while open_nodes:
+                above, state = open_nodes.pop()
+                for node in above.children.values():
+                    chain = self._chain(state, weights, node.key)
+                    pages.append(node.pages)
+                    expected.append(chain.packed)
+                    if node.children:
+                        open_nodes.append((node, chain.states[-1]))
+        packed = np.frombuffer(b"".join(pages), dtype=np.int32)
+        at = slots_of(packed, cache.page_size)
+        wanted = np.frombuffer(b"".join(expected), dtype=np.int64)
+        others = at[self._runner.state[at] != wanted]
+        is_pending = np.isin(others, self._runner.pending_slots())
+        assert is_pending.all(), "a page is not what its key says"
 
     def chain(self, before: int, node: Any) -> list[int]:
+        """The states behind each token of a node, where `before` is the state above it."""
         top = node
         while top.parent is not None:
             top = top.parent
-        weights = self._runner.weights + adapter_weights(adapter_of(top.namespace))
-        key = before, weights, node.key
+        return self._chain(before, self._weights_below(top), node.key).states
+
+    def _weights_below(self, root: Any) -> int:
+        return self._runner.weights + adapter_weights(adapter_of(root.namespace))
+
+    def _chain(self, before: int, weights: int, tokens: bytes) -> Chain:
+        key = before, weights, tokens
         chain = self._chains.get(key)
         if chain is None:
-            chain = []
-            for token in np.frombuffer(node.key, dtype=np.int32).tolist():
+            states = []
+            for token in np.frombuffer(tokens, dtype=np.int32).tolist():
                 before = extend_hash(before, token, weights)
-                chain.append(before)
+                states.append(before)
+            chain = Chain(states, np.array(states, dtype=np.int64).tobytes())
             self._chains[key] = chain
         return chain

@@ -54,12 +54,12 @@ def audit(allocator: PageAllocator, cache: RadixCache, owned: Mapping[str, IntAr
 
     Raises AccountingError. Cost: linear in the pool.
     """
-    for fault in find_faults(allocator, cache, owned):
+    cached = cache.tree.owned_pages()
+    for fault in find_faults_among(allocator, cached, owned):
         raise AccountingError(str(fault))
     counted = cache.evictable_pages + cache.pinned_pages + cache.protected_pages
-    cached = len(cache.tree.owned_pages())
-    if counted != cached:
-        raise AccountingError(f"the prefix cache counts {counted} pages and holds {cached}")
+    if counted != len(cached):
+        raise AccountingError(f"the prefix cache counts {counted} pages and holds {len(cached)}")
 
 
 def find_faults(
@@ -87,10 +87,12 @@ def find_faults_among(
         **owned,
     }
     num_pages = allocator.num_pages
-    for name, pages in owners.items():
-        if len(pages) and not (int(pages.min()) >= 0 and int(pages.max()) < num_pages):
-            raise AccountingError(f"{name} has a {pool}page outside of the pool")
-    count = np.bincount(np.concatenate(list(owners.values())), minlength=num_pages)
+    all_owned = np.concatenate(list(owners.values()))
+    if len(all_owned) and not (all_owned.min() >= 0 and all_owned.max() < num_pages):
+        for name, pages in owners.items():
+            if ((pages < 0) | (pages >= num_pages)).any():
+                raise AccountingError(f"{name} has a {pool}page outside of the pool")
+    count = np.bincount(all_owned, minlength=num_pages)
     found = np.flatnonzero(count != 1)[:MAX_FAULTS]
     if not len(found):
         return []

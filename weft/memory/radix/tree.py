@@ -324,7 +324,8 @@ def from_the_top(tops: Iterable[Node]) -> Iterator[Node]:
         node = stack.pop()
         if node.key:
             yield node
-        stack.extend(node.children.values())
+        if node.children:  # most nodes are leaves
+            stack.extend(node.children.values())
 
 
 def _adopt(parent: Node, first_page: bytes, child: Node) -> None:
