@@ -22,8 +22,8 @@ LEFT = pytest.StashKey[list[str]]()  # commands of processes that tests have lef
 # What is imported stays: while tests are collected, the collector would find nothing, and take a
 # fifth of the time.
 gc.disable()
-# While tests run it waits for 10,000 new objects: each model and each world makes thousands.
-gc.set_threshold(10_000, *gc.get_threshold()[1:])
+# While tests run it waits for 20,000 new objects: each model and each world makes thousands.
+gc.set_threshold(20_000, *gc.get_threshold()[1:])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
