@@ -203,6 +203,9 @@ def test_streams_are_protected_from_prompts_where_steps_are_mixed() -> None:
     assert solve(max_slowdown=-1.0).config.max_slowdown == -1.0
     assert solve(mixed_chunk=False).config.max_slowdown == -1.0
     assert solve(chunked_prefill_size=-1).config.max_slowdown == -1.0
+    for below in (0.5, -0.5):
+        told = refusal(max_slowdown=below)
+        assert f"--max-slowdown is {below}; at least 1 is expected, 0 or -1" in told
 
 
 def test_prefills_are_split_only_where_steps_can_stop_between_layers() -> None:

@@ -23,6 +23,13 @@ echo compiled > "$2"
 """
 
 
+class FakeFunction:
+    """A function of a library with no sets."""
+
+    def __call__(self, *arguments: object) -> int:
+        return -1
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of its own: an empty cache, no installed library, a compiler that writes `log`."""
@@ -212,6 +219,25 @@ def test_a_set_that_is_slow_on_a_processor_is_taken_only_by_name(
     monkeypatch.setattr(build, "_processor_maker", lambda: maker)
     assert build.sets_here()[0].name == best
     assert build.sets_here("avx512_bf16")[0].name == "avx512_bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [({"magic"}, "kernels.so has no best"), (set(), "this processor has no best")],
+)
+def test_it_is_said_whether_processor_or_library_has_not_a_set(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], told: str
+):
+    class Opened(dict[str, FakeFunction]):
+        def __getattr__(self, name: str) -> FakeFunction:
+            return self.setdefault(name, FakeFunction())
+
+    best = InstructionSet("best", (), frozenset({"magic"}))
+    monkeypatch.setattr(build, "all_sets", lambda: (best, build.PORTABLE))
+    monkeypatch.setattr("weft.ops.cpp.library.processor_flags", lambda: frozenset(flags))
+    monkeypatch.setattr("weft.ops.cpp.library.ctypes.CDLL", lambda path: Opened())
+    with pytest.raises(Unavailable, match=told):
+        Library(Path("kernels.so"), "best")
 
 
 def test_a_set_that_the_processor_has_not_is_refused_before_anything_is_compiled(

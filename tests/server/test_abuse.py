@@ -488,8 +488,8 @@ def test_bytes_of_port_scanners_are_refused_and_disturb_no_request(
     ("path", "field", "allowed", "fields"),
     [
         (CHAT, "max_tokens", "it must be at least 1, but for echo and prompt_logprobs of", HI),
-        (CHAT, "max_completion_tokens", "1 to 2,147,483,647 are allowed", HI),
-        ("/v1/responses", "max_output_tokens", "1 to 2,147,483,647 are allowed", {"input": "x"}),
+        (CHAT, "max_completion_tokens", "1 or more are allowed", HI),
+        ("/v1/responses", "max_output_tokens", "1 or more are allowed", {"input": "x"}),
     ],
 )
 def test_no_tokens_are_refused_by_the_name_that_the_client_uses(

@@ -252,6 +252,12 @@ def test_names_that_stand_for_nothing_are_refused_with_those_that_there_are(
     assert server.get("/v1/models/b").status_code == 404
     answer = server.post("/unload_lora_adapter", lora_name="b")
     assert (answer.status_code, answer.json()["success"]) == (400, False)
+    assert answer.json()["error"] | {"message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "param": "lora_name",
+        "code": 400,
+    }
     assert server.post("/v1/unload_lora_adapter", lora_name="b").status_code == 404
 
 
@@ -278,11 +284,13 @@ def test_an_adapter_that_cannot_be_loaded_is_named_and_changes_nothing(
         assert answer.status_code == 400, path
         told = answer.json()
         assert named in told["error_message"], told
+        assert told["error"]["param"] == "lora_path"
         assert "\n" not in told["error_message"]
         assert str(root) not in told["error_message"]
         assert told["loaded_adapters"] == {"a0": "a0", "a1": "a1"}
     server.post("/unload_lora_adapter", lora_name="a1")
-    assert load(server, "bad\nname", "a1").status_code == 400
+    named = load(server, "bad\nname", "a1")
+    assert (named.status_code, named.json()["error"]["param"]) == (400, "lora_name")
     assert load(server, "p", "a1", pinned=True).status_code == 200
     answer = load(server, "q", "a2", pinned=True)
     assert "--max-loras-per-batch" in answer.json()["error_message"]

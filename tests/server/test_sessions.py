@@ -179,7 +179,7 @@ def test_a_session_that_is_in_use_closes_later_and_takes_nothing_more(
             "session_id must be 1 to 128 printable characters",
         ),
         ("/open_session", {"session_id": ""}, "session_id must be 1 to 128 printable characters"),
-        ("/open_session", {"capacity": 0}, "capacity is 0; 1 to 2,147,483,647 are allowed"),
+        ("/open_session", {"capacity": 0}, "capacity is 0; 1 or more are allowed"),
         (
             "/open_session",
             {"capacity": 1_001},
@@ -234,6 +234,23 @@ def test_invalid_fields_of_sessions_are_named(
     assert not engine.seen
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"capacity": 1_001}, "capacity"),
+        ({"capacity_of_str_len": 1_001}, "capacity_of_str_len"),
+        ({"timeout": 601}, "timeout"),
+        ({"session_id": "open"}, "session_id"),
+    ],
+)
+def test_a_session_that_is_refused_by_the_engine_names_the_wrong_field(
+    engine: OracleEngine, http: httpx.Client, body: dict[str, Any], param: str
+) -> None:
+    http.post("/open_session", json={"session_id": "open"})
+    answer = http.post("/open_session", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 def test_no_more_sessions_are_opened_than_the_setting_allows(
     engine: OracleEngine, http: httpx.Client
 ) -> None:
@@ -241,6 +258,7 @@ def test_no_more_sessions_are_opened_than_the_setting_allows(
     assert len(ids) == 3
     full = http.post("/open_session", json={})
     assert full.status_code == 400
+    assert full.json()["error"]["param"] is None
     assert (
         full.json()["error"]["message"] == "3 sessions are open, as many as --max-sessions allows"
     )

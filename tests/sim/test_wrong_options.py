@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.cli.main import main
+from weft.cli.sim import DEFAULTS, engine_options
+from weft.config.options import options_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,8 @@ def test_the_policy_has_the_name_that_it_has_in_serve(capsys: pytest.CaptureFixt
     served = ["sim", "--requests", "2", "--schedule-policy", "lpm"]
     assert main([*served, "--compare", "schedule_policy=fcfs,lpm"]) == 0
     assert capsys.readouterr().out == told
+
+
+def test_each_setting_of_the_engine_says_more_than_its_name() -> None:
+    for each in options_of(engine_options(DEFAULTS)):
+        assert each.help != each.name.replace("_", " ")

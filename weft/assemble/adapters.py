@@ -43,7 +43,7 @@ class AdapterFolder:
                 folder, self._model, max_rank=self._max_rank, full_modules=self._full_modules
             )
         except ModelError as exc:
-            raise AdapterRefused(str(exc)) from exc
+            raise AdapterRefused(str(exc), of_files=True) from exc
         self._require_targets(info.targets)
         return FoundAdapter(info.uid, str(folder), info.rank)
 
@@ -55,5 +55,6 @@ class AdapterFolder:
             if target not in self._targets:
                 raise AdapterRefused(
                     f"the adapter changes {target!r}; {self._targets} may be changed "
-                    "(--lora-target-modules)"
+                    "(--lora-target-modules)",
+                    of_files=True,
                 )

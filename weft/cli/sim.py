@@ -100,6 +100,12 @@ HELP = {
     "the time of steps is limited",
     "max_slowdown": "how many times as long steps of running requests may take for prompts that "
     "arrive later, which are cut to fit; 0: no limit",
+    "num_layers": "layers of the model, for --split-prefill-layers; 0: a step computes all of them",
+    "hidden_size": "values of an input embedding; 0: prompts have none",
+    "copies_pages": "requests copy parts of cached pages",
+    "num_stages": "parts of a pipeline that work at once (weft serve --pp-size)",
+    "max_stage_rows": "largest number of requests that decode in one step with several parts; 0: "
+    "no limit",
     "policy": "order of waiting requests: " + ", ".join(policies.names()),
     "state_slots": "states that are kept of layers with a state; 0: the model has none",
 }

@@ -24,9 +24,10 @@ NO_ADAPTERS = "this server takes no adapters; start it with --enable-lora"
 class AdapterRefused(Exception):
     """An adapter cannot be loaded, unloaded or used; the message is for the user."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
+    def __init__(self, message: str, status: int = 400, *, of_files: bool = False) -> None:
         super().__init__(message)
         self.status = status  # HTTP status
+        self.of_files = of_files  # whether its path or files are wrong, and not its name
 
 
 class FoundAdapter(NamedTuple):

@@ -71,6 +71,15 @@ class Number(NamedTuple):
             words += f", or {value}"
         return words
 
+    @property
+    def least(self) -> str:
+        """The lower end of the range in words, for a number whose upper end the model or an option
+        decides."""
+        words = f"{_plain(self.low)} or more are allowed"
+        for value in self.also:
+            words += f", or {value}"
+        return words
+
     def holds(self, value: float) -> bool:
         """Whether the number is in the range. NaN is in no range."""
         if value == self.low and not self.is_open:
@@ -101,7 +110,10 @@ class Number(NamedTuple):
         has = "is"
         if self.is_token:
             has = "has token id"
-        return f"{name} {has} {shown(value)}; {self.allowed}"
+        allowed = self.allowed
+        if self.high == INT32 and value < self.low:
+            allowed = self.least
+        return f"{name} {has} {shown(value)}; {allowed}"
 
 
 def _integer(low: int, high: int, *also: int) -> Number:

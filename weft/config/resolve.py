@@ -325,6 +325,10 @@ def _max_slowdown(config: EngineConfig) -> float:
     steps are not mixed, every piece of a prompt costs a further step, so a limit would let prompts
     wait for long.
     """
+    if config.max_slowdown < 1 and config.max_slowdown not in (0, -1):
+        raise SettingsError(
+            f"--max-slowdown is {config.max_slowdown:g}; at least 1 is expected, 0 or -1"
+        )
     if config.max_slowdown:
         return config.max_slowdown
     is_mixed = config.mixed_chunk and not config.split_prefill_layers

@@ -12,6 +12,7 @@ from weft.engine.hooks import Service
 from weft.messages.calls import ControlReply
 from weft.messages.replies import StepOutput
 from weft.messages.requests import Abort, GenerateRequest
+from weft.messages.sampling import InvalidParam
 from weft.messages.sessions import (
     CloseSession,
     CloseSessionReply,
@@ -56,12 +57,13 @@ class SessionService(Service):
     ) -> OpenSessionReply:
         self._close_late(now)
         id = message.session_id
-        why_not = self.feature.open(id, message.capacity, message.timeout_s, now, message.owner)
-        if why_not:
-            log.warning("not_opened", session=id, reason=why_not)
-        else:
-            self._core.hooks.attach(self)
-        return OpenSessionReply(success=not why_not, message=why_not)
+        try:
+            self.feature.open(id, message.capacity, message.timeout_s, now, message.owner)
+        except InvalidParam as exc:
+            log.warning("not_opened", session=id, reason=exc)
+            return OpenSessionReply(success=False, message=str(exc), wrong=exc.param)
+        self._core.hooks.attach(self)
+        return OpenSessionReply(success=True)
 
     def close(
         self,

@@ -28,7 +28,7 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class OpenSessionReply(SuccessReply):
-    pass
+    wrong: str = ""  # the field of the request that is out of range
 
 
 class OpenSession(ControlRequest[OpenSessionReply]):

@@ -63,8 +63,10 @@ def _outcome(context: ServerContext, refused: AdapterRefused | None = None) -> A
     if refused is None:
         return Response(json_bytes(answer), media_type="application/json")
     answer |= {"success": False, "error_message": str(refused)}
-    answer |= msgspec.json.decode(error_json(_error(refused)))
-    return Response(json_bytes(answer), 400, media_type="application/json")
+    error = _error(refused)
+    error.status = 400
+    answer |= msgspec.json.decode(error_json(error))
+    return Response(json_bytes(answer), error.status, media_type="application/json")
 
 
 # ---- vLLM's
@@ -89,7 +91,7 @@ async def unload_adapter_v1(context: ServerContext, request: Request) -> ASGIApp
 
 
 def _error(exc: AdapterRefused) -> ApiError:
-    return ApiError(exc.status, str(exc), param="lora_name")
+    return ApiError(exc.status, str(exc), param="lora_path" if exc.of_files else "lora_name")
 
 
 # ---- inside

@@ -15,8 +15,9 @@ from weft.sim.synthetic import LENGTHS
 class WorkloadOptions:
     trace: str = option(
         "",
-        "what arrives: a journal of weft serve, whose steps are then the measurement, or a trace "
-        "(BurstGPT's CSV, Mooncake's JSON lines); without it, users who chat",
+        "what arrives: a journal of weft serve, whose steps are then the measurement (weft tune "
+        "needs the server's), or a trace (BurstGPT's CSV, Mooncake's JSON lines); without it, "
+        "users who chat",
         group="workload",
         everyday=True,
     )

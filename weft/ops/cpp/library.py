@@ -21,7 +21,7 @@ from weft.ops.cpp.abi import (
     PackArgs,
     StepArgs,
 )
-from weft.ops.cpp.build import CannotBuild, find_or_build
+from weft.ops.cpp.build import CannotBuild, find_or_build, processor_flags, sets_here
 from weft.ops.cpp.timing import Timings
 from weft.ops.cpp.weight_memory import WeightMemory
 from weft.ops.sharding import RankLost
@@ -83,7 +83,9 @@ class Library:
         ]
         self._set = int(self._library.weft_find(instruction_set.encode()))
         if self._set < 0 and instruction_set:
-            raise Unavailable(f"this processor has no {instruction_set}")
+            has = all(one.needs <= processor_flags() for one in sets_here(instruction_set))
+            who = f"the library {path}" if has else "this processor"
+            raise Unavailable(f"{who} has no {instruction_set}")
         if self._set < 0:
             raise Unavailable("no instruction set fits")
 

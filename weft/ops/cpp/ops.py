@@ -124,7 +124,7 @@ class RecordedJoint(Protocol):
         ...
 
     def take(self, recorder: ProgramRecorder, x: Tensor) -> None:
-        """Fill x with the output of the stage before."""
+        """Fill x with what the previous part of the model has computed."""
         ...
 
     def give(self, recorder: ProgramRecorder, x: Tensor) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from weft.memory.prefix_cache import TOKEN_BYTES
 from weft.messages.replies import FinishReason
 from weft.messages.requests import GenerateRequest
+from weft.messages.sampling import InvalidParam
 from weft.messages.sessions import KeptSession, SessionParams
 from weft.scheduler.feature import Feature
 from weft.scheduler.features.session_ledger import SessionLedger, session_from
@@ -83,27 +84,33 @@ class Sessions(Feature):
         timeout_s: float,
         now: float,
         owner: str = "",
-    ) -> str:
-        """Open a session. Returns why not; empty if it is open."""
+    ) -> None:
+        """Open a session. Raises `InvalidParam` with the field of `OpenSession` that is wrong;
+        empty: there is no room for another session."""
         limits = self._limits
         if not id:
-            return "a session needs an id"
+            raise InvalidParam("session_id", "a session needs an id")
         if session_name(owner, id) in self.by_name:
-            return f"the session {id!r} is open already"
+            raise InvalidParam("session_id", f"the session {id!r} is open already")
         if not 0 <= capacity <= limits.max_tokens:
-            return f"the capacity is {capacity:,} tokens; 1 to {limits.max_tokens:,} are allowed"
+            raise InvalidParam(
+                "capacity",
+                f"the capacity is {capacity:,} tokens; 1 to {limits.max_tokens:,} are allowed",
+            )
         longest_s = limits.timeout_s or math.inf
         if not 0 <= timeout_s <= longest_s:
-            return f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed"
+            raise InvalidParam(
+                "timeout_s",
+                f"the timeout is {timeout_s:g} s; at most {longest_s:g} s are allowed",
+            )
         why_not = self._why_full(owner)
         if why_not:
-            return why_not
+            raise InvalidParam("", why_not)
         session = Session(
             id, owner, capacity or limits.max_tokens, timeout_s or limits.timeout_s, now
         )
         self._add(session)
         self.ledger.opened(session)
-        return ""
 
     def restore(
         self,

@@ -61,7 +61,7 @@ async def open_session(context: ServerContext, request: Request) -> ASGIApp:
     reply = await context.client.call(opening)
     log.info("open_session", session=id, success=reply.success)
     if not reply.success:
-        raise ApiError(400, reply.message, param="session_id")
+        raise ApiError(400, reply.message, param=_name_in_body(reply.wrong, body))
     await _settle(context)
     return json_response(id)
 
@@ -82,6 +82,13 @@ async def close_session(context: ServerContext, request: Request) -> ASGIApp:
 async def _settle(context: ServerContext) -> None:
     if context.sessions is not None:
         await context.sessions.settled()
+
+
+def _name_in_body(field: str, body: OpenSessionBody) -> str | None:
+    """Where the body has a field of `OpenSession`; None: nowhere."""
+    if field == "capacity" and body.capacity is None:
+        return "capacity_of_str_len"
+    return {"session_id": "session_id", "capacity": "capacity", "timeout_s": "timeout"}.get(field)
 
 
 def _capacity(body: OpenSessionBody) -> int:
