@@ -73,7 +73,13 @@ class Scene:
         """Answer chats, and wait for the last one. Those of one seed come at the same times."""
         shapes = self.shapes(num, random.Random(seed))
         load = ServingLoad(
-            num_requests=num, input_len=0, output_len=0, jobs=shapes, seed=seed, **pace
+            num_requests=num,
+            input_len=0,
+            output_len=0,
+            jobs=shapes,
+            seed=seed,
+            counts_events=True,
+            **pace,
         )
         return asyncio.run(run(self._client, load))
 
@@ -127,6 +133,7 @@ class Scene:
                 chats=chats_of(found, self.shapes(num_chats, random.Random(seed))),
                 lines=self._lines if batch else (),
                 before_s=RAMP_S,
+                itl=itl_of([gap for call in found.calls for gap in call.token_itl_s]),
                 output_per_s=output / seconds,
                 seconds=seconds,
             )
@@ -140,10 +147,17 @@ def times_of(found: ServingRun) -> list[float]:
         raise RuntimeError(f"{len(failed)} chats failed: {failed[0]}")
     if not found.calls:
         return [float("nan")] * 4
-    gaps = np.concatenate([call.itl_s for call in found.calls])
-    first = np.array([call.ttft_s for call in found.calls])
-    values = [*np.percentile(gaps, [50, 99]), first.mean(), np.percentile(first, 99)]
-    return [1e3 * float(value) for value in values]
+    gaps = [gap for call in found.calls for gap in call.itl_s]
+    first = 1e3 * np.array([call.ttft_s for call in found.calls])
+    return [*itl_of(gaps), float(first.mean()), float(np.percentile(first, 99))]
+
+
+def itl_of(gaps_s: list[float]) -> tuple[float, float]:
+    """p50 and p99 in milliseconds; NaN without any."""
+    if not gaps_s:
+        return float("nan"), float("nan")
+    p50, p99 = 1e3 * np.percentile(gaps_s, [50, 99])
+    return float(p50), float(p99)
 
 
 def chats_of(found: ServingRun, shapes: Sequence[RequestShape]) -> list[Chat]:
@@ -161,7 +175,8 @@ def compare(names: list[str], loads: list[PartLoad], measured: list[Figures], pa
     rows = []
     for name, load, real in zip(names, loads, measured, strict=True):
         said = simulated.figures(machine, load)
-        seen = (real.itl_p50, real.itl_p99, real.ttft_mean, real.output_per_s)
+        # A simulation counts each token; clients see those of one step as one event.
+        seen = (*load.itl, real.ttft_mean, real.output_per_s)
         ratios = [ours / theirs for ours, theirs in zip(said, seen, strict=True)]
         rows.append([name, *map(number, said), *map(times, ratios)])
     header = ["simulated", "ITL p50, ms", "p99", "TTFT mean, ms", "output/s"]

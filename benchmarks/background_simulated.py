@@ -30,6 +30,7 @@ class PartLoad(NamedTuple):
     chats: Sequence[Chat]
     lines: Sequence[RequestShape]
     before_s: float  # in which the batch was alone
+    itl: tuple[float, float]  # measured: p50 and p99 of the times of all tokens, in milliseconds
     output_per_s: float  # of both
     seconds: float
 

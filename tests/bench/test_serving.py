@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from weft.bench.http import EventParser, HttpClient, HttpError
-from weft.bench.serving import ServingLoad, ServingRun, run
+from weft.bench.serving import ClientRequest, ServingLoad, ServingRun, run
 
 LOAD = ServingLoad(num_requests=6, input_len=5, output_len=4)
 
@@ -99,6 +99,20 @@ def test_times_of_every_token_are_taken(is_chunked: bool) -> None:
         assert len(call.itl_s) == 3
         assert 0 < call.ttft_s < call.e2e_s
     assert outcome.output_per_s == pytest.approx(24 / outcome.total_s)
+
+
+def test_the_tokens_of_one_event_have_its_time() -> None:
+    call = ClientRequest(0.0, event_s=[1.0, 1.5, 1.75], event_output=[1, 4, 5])
+    assert call.itl_s == [0.5, 0.25]
+    assert call.token_itl_s == [0.5, 0.5, 0.5, 0.25]
+
+
+def test_a_server_is_asked_for_the_tokens_of_each_event_only_if_wanted() -> None:
+    for wanted in (False, True):
+        fake = Fake()
+        measure(fake, replace(LOAD, counts_events=wanted))
+        for body in fake.bodies:
+            assert body["stream_options"].get("continuous_usage_stats", False) == wanted
 
 
 def test_prompts_differ_behind_what_is_shared() -> None:

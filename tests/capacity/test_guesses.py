@@ -70,7 +70,7 @@ def test_long_texts_are_drawn_from_short_ones_that_were_measured() -> None:
     drawn = drawn_outcomes(truth)
     counts = np.zeros((NUM_STATES, 5), dtype=int)
     for row, chance in zip(counts, chances, strict=True):
-        row += rng.multinomial(400, chance)
+        row += rng.multinomial(4_000, chance)
     learnt = drawn_outcomes(GuessModel(counts=tuple(tuple(row) for row in counts.tolist())))
     assert share(drawn, 0, 16) < 0.05
     assert share(drawn, 200, 400) > 0.2
@@ -91,6 +91,23 @@ def test_a_text_without_repetition_makes_guesses_rarer_and_one_of_it_more_freque
     usual = share(drawn_outcomes(model_of()), 0, 200)
     assert share(drawn_outcomes(plain), 0, 200) < usual / 2
     assert share(drawn_outcomes(loop), 0, 200) > 2 * usual
+
+
+def test_drawn_texts_differ_from_each_other_as_measured_ones_do() -> None:
+    """Chances alone would let each text begin to repeat itself after a while."""
+    plain = Text(b"", ids(*range(100)))
+    loop = Text(b"", ids(*[1, 2, 3] * 40))
+    model = model_of(*[plain, loop] * 20)
+    of_each = np.isin(drawn_outcomes(model)[:, 5:100], RIGHT).mean(axis=1)
+    assert (of_each == 0).mean() == pytest.approx(0.5, abs=0.05)
+    assert (of_each == 1).mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_text_goes_on_after_its_measured_part_as_those_that_were_as_far() -> None:
+    loops = [Text(b"", ids(*[1, 2, 3] * 10))] * 20
+    long = Text(b"", ids(*[1, 2, 3] * 100))
+    drawn = drawn_outcomes(model_of(*loops, long))
+    assert share(drawn, 10, 300) > 0.95
 
 
 def test_few_requests_have_as_many_right_guesses_as_many_have() -> None:

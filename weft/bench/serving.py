@@ -86,6 +86,8 @@ class ServingLoad:
     model: str = ""  # "": the first model that the server lists
     seed: int = 0
     jobs: Sequence[RequestShape] = ()  # these, instead of `num_requests` of one length
+    # Ask for the number of tokens with each event (continuous_usage_stats of vLLM and weft).
+    counts_events: bool = False
 
     @property
     def shapes(self) -> Sequence[RequestShape]:
@@ -101,6 +103,7 @@ class ClientRequest:
 
     sent_s: float
     event_s: list[float] = field(default_factory=list)  # of each event with text
+    event_output: list[int] = field(default_factory=list)  # tokens until then, if the server tells
     end_s: float = 0.0
     num_output: int = 0  # tokens
     error: str = ""
@@ -119,6 +122,16 @@ class ClientRequest:
         keep up.)"""
         pairs = zip(self.event_s, self.event_s[1:], strict=False)
         return [after - before for before, after in pairs]
+
+    @property
+    def token_itl_s(self) -> list[float]:
+        """The same of each token: those of one event have its time, as an engine counts them. Needs
+        `counts_events`."""
+        found = []
+        pairs = zip(self.event_output, self.event_output[1:], strict=False)
+        for gap_s, (before, after) in zip(self.itl_s, pairs, strict=True):
+            found += [gap_s] * (after - before)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +249,7 @@ async def run(server: HttpClient, load: ServingLoad) -> ServingRun:
     bodies = []
     for shape in shapes:
         prompt = head[: shape.shared_len] + _ids(rng, shape.own_len)
-        bodies.append(_body(model, prompt, shape.output_len))
+        bodies.append(_body(model, prompt, shape.output_len, load.counts_events))
     gate = asyncio.Semaphore(load.concurrency or len(bodies))
     began = time.perf_counter()
 
@@ -309,9 +322,13 @@ def _take(call: ClientRequest, data: bytes) -> None:
         call.num_output = event.usage.completion_tokens
     if any(choice.text or choice.token_ids for choice in event.choices):
         call.event_s.append(now)
+        call.event_output.append(call.num_output)
 
 
-def _body(model: str, prompt: list[int], output_len: int) -> bytes:
+def _body(model: str, prompt: list[int], output_len: int, counts_events: bool) -> bytes:
+    wanted = {"include_usage": True}
+    if counts_events:
+        wanted["continuous_usage_stats"] = True
     fields = {
         "model": model,
         "prompt": prompt,
@@ -319,7 +336,7 @@ def _body(model: str, prompt: list[int], output_len: int) -> bytes:
         "temperature": 0.0,
         "ignore_eos": True,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": wanted,
     }
     return msgspec.json.encode(fields)
 

@@ -10,6 +10,9 @@ the more of them are right:
     since                            0       1 2
 
 An output that was measured for 80 tokens tells so what one of 500 is like.
+
+Texts of one model differ: one never repeats itself, another does from its fifth token on. Chances
+alone would make them alike. So a simulated text begins with the outcomes of a measured one.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ NUM_OUTCOMES = 5
 # Classes begin at these numbers.
 RUNS = (1, 3, 8, 24)  # of right guesses in a row
 HITS = (0, 1, 4, 16)  # right ones so far
-SINCE = (0, 4, 16)  # tokens since the last right one
+SINCE = (0, 4, 16)  # tokens since the last right one, or the beginning
 NUM_STATES = len(RUNS) + len(HITS) * len(SINCE)
 # What is assumed before anything is measured, as outcomes of 1,000 guesses in the order of their
 # numbers: those of SmolLM2-135M-Instruct and weft-nano on random prompts, together.
@@ -62,6 +65,8 @@ USUAL = (
     (919, 53, 22, 1, 7),
 )
 WEIGHT = 4.0  # of what is assumed, in guesses of each state
+# The same in measured texts: of so many, half of the drawn ones begin with a measured one.
+WEIGHT_TEXTS = 2
 # Simulated texts are taken from so many that are drawn once, each of so many tokens.
 NUM_DRAWN = 256
 DRAWN_LEN = 1_024
@@ -72,9 +77,11 @@ SPREAD = (0.7548776662466927, 0.5698402909980532)
 
 
 class GuessModel(msgspec.Struct, frozen=True, kw_only=True):
-    """`counts` [states][outcomes]: how often an outcome was seen in a state."""
+    """`counts` [states][outcomes]: how often an outcome was seen in a state. `texts`: the outcomes
+    of measured texts, a digit for each token."""
 
     counts: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...] = ()
 
     @property
     def chances(self) -> NDArray[np.float64]:
@@ -117,9 +124,7 @@ class _Position:
             self._since = 0
             return
         self._run = 0
-        # Before the first right guess, the number of tokens says nothing.
-        if self._hits:
-            self._since += 1
+        self._since += 1
 
 
 def learn_guesses(texts: Iterable[Text], *, longest: int, shortest: int) -> GuessModel:
@@ -127,12 +132,15 @@ def learn_guesses(texts: Iterable[Text], *, longest: int, shortest: int) -> Gues
     are searched for (`--ngram-max`, `--ngram-min`)."""
     counts = np.zeros((NUM_STATES, NUM_OUTCOMES), dtype=np.int64)
     sizes = range(longest, shortest - 1, -1)
+    measured = []
     for text in texts:
         position = _Position()
-        for outcome in outcomes(text, sizes):
+        found = outcomes(text, sizes)
+        for outcome in found:
             counts[position.state, outcome] += 1
             position.go_on(outcome)
-    return GuessModel(counts=tuple(tuple(row) for row in counts.tolist()))
+        measured.append("".join(map(str, found[:DRAWN_LEN])))
+    return GuessModel(counts=tuple(tuple(row) for row in counts.tolist()), texts=tuple(measured))
 
 
 def outcomes(text: Text, sizes: Sequence[int]) -> list[int]:
@@ -169,10 +177,16 @@ def drawn_outcomes(model: GuessModel) -> NDArray[np.uint8]:
     rng = np.random.default_rng(0)
     until = [list(accumulate(row[:-1])) for row in model.chances.tolist()]
     found: NDArray[np.uint8] = np.zeros((NUM_DRAWN, DRAWN_LEN), dtype=np.uint8)
-    for row in found:
+    num_measured = len(model.texts)
+    num_begun = NUM_DRAWN * num_measured // (num_measured + WEIGHT_TEXTS)
+    for number, row in enumerate(found):
+        begin = model.texts[number * num_measured // num_begun] if number < num_begun else ""
         position = _Position()
         for at, chance in enumerate(rng.random(DRAWN_LEN).tolist()):
-            outcome = bisect_right(until[position.state], chance)
+            if at < len(begin):
+                outcome = int(begin[at])
+            else:
+                outcome = bisect_right(until[position.state], chance)
             row[at] = outcome
             position.go_on(outcome)
     num_right = np.isin(found[:, :RANKED_LEN], RIGHT).sum(axis=1)
