@@ -8,11 +8,12 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.text.tokens import CHAT_TEMPLATE
-from weft.config.process import Child
+from weft.config.process import Child, ChildEnded
 from weft.text.templates import chat_template, renderer
 from weft.text.templates.chat_template import MAX_OWN_SOURCE_LEN, ChatTemplate, TemplateError
 from weft.text.templates.renderer import Renderer
@@ -103,6 +104,17 @@ def go_with(ours: Renderer, template: ChatTemplate) -> None:
         assert await ours.render([USER]) == template.render([USER])
 
     go(main)
+
+
+@pytest.mark.parametrize("failure", [TimeoutError(), ChildEnded(out_of_time=False)])
+def test_a_process_that_others_end_or_stop_at_the_start_is_replaced(failure: Exception) -> None:
+    """Or a model would be without its template until it is loaded again."""
+    child = Mock(spec=Child, is_alive=True)
+    child.ask.side_effect = failure
+    ours = Renderer({"default": CHAT_TEMPLATE}, {"bos_token": "<bos>"}, lambda: child)
+    child.close.assert_called()
+    go_with(ours, ChatTemplate({"default": CHAT_TEMPLATE}, {"bos_token": "<bos>"}))
+    ours.close()
 
 
 def test_a_broken_template_is_reported_at_the_start() -> None:

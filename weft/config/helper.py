@@ -21,11 +21,13 @@ SLOW_S = 60.0  # wall-clock time beyond the processor time; then the process cou
 class HelperFailed(Exception):
     """The process has ended, or was ended, instead of answering."""
 
-    def __init__(self, *, out_of_time: bool) -> None:
-        """`out_of_time`: it needed more processor time than allowed; else it needed too much
-        memory, crashed, or was killed."""
+    def __init__(self, *, out_of_time: bool, hung: bool = False) -> None:
+        """`out_of_time`: it needed more processor time than allowed, or hung; else it needed too
+        much memory, crashed, or was killed. `hung`: it gave no answer in the wall-clock time, so
+        perhaps the machine gave it no processor."""
         super().__init__()
         self.out_of_time = out_of_time
+        self.hung = hung
 
 
 class Helper:
@@ -108,7 +110,7 @@ class Helper:
             return self._child.ask(question, timeout_s)
         except TimeoutError:
             self.close()
-            raise HelperFailed(out_of_time=True) from None
+            raise HelperFailed(out_of_time=True, hung=True) from None
         except ChildEnded as exc:
             self.close()
             raise HelperFailed(out_of_time=exc.out_of_time) from None

@@ -63,8 +63,7 @@ class Renderer:
         if child is not None:
             self.processes[0].adopt(child)
         try:
-            self.processes[0].start()
-            self.processes[0].set_up()
+            self._set_up()
         except HelperFailed as exc:
             self.close()
             raise _failed(exc, COMPILE_WORK_S) from None
@@ -96,6 +95,19 @@ class Renderer:
             return await self._pool.run(work, is_long=is_long)
         except HelperFailed as exc:
             raise _failed(exc, RENDER_WORK_S) from None
+
+    def _set_up(self) -> None:
+        """The first process knows the template. Raises as `Helper.set_up`."""
+        first = self.processes[0]
+        try:
+            first.start()
+            first.set_up()
+        except HelperFailed as exc:
+            if exc.out_of_time and not exc.hung:
+                raise
+            # Somebody else may have killed or stopped it, which says nothing of the template.
+            first.start()
+            first.set_up()
 
 
 def _checked(line: bytes) -> JsonObject:
