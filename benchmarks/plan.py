@@ -50,7 +50,7 @@ class Planned:
         plan = json.loads(Path(file).read_text())
         self.machine: MeasuredMachine = read_machine(file)
         lengths = Lengths.parse(wanted.prompt, "--prompt"), Lengths.parse(wanted.output, "--output")
-        workload = workload_of(wanted, lengths, self.machine, None)
+        workload = workload_of(wanted, lengths, self.machine, None, [])
         point = plan["knee_point"]
         self.arrivals: Sequence[Arrival] = real_arrivals(
             workload, point["level"], point["requests_per_s"], seconds

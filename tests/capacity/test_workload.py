@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from tests.capacity.machines import USERS
+from tests.capacity.machines import CURVE, SETTINGS, USERS
 from weft.capacity.guesses import learn_guesses
 from weft.capacity.workload import RecordedTraffic
+from weft.sim.run import simulate
 from weft.sim.trace import Arrival
 
 
@@ -27,6 +28,15 @@ def test_each_message_of_a_chat_continues_the_one_before_it() -> None:
     followers = sum(arrival.after >= 0 for arrival in arrivals)
     assert followers == 35
     assert followers / 2 < num_continued < followers  # a third begins a new chat
+
+
+def test_messages_come_when_their_users_send_them_and_not_after_all_first_ones() -> None:
+    arrivals = replace(USERS, think_s=20.0, requests=40).arrivals(5)
+    for number, arrival in enumerate(arrivals):
+        assert arrival.after in (-1, number - 1)
+    record = simulate(SETTINGS, CURVE, arrivals)
+    waits_s = record.first_s - record.sent_s
+    assert max(waits_s) < 1.0
 
 
 def test_more_users_are_the_same_users_and_others() -> None:

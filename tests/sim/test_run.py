@@ -83,6 +83,14 @@ def test_next_turn_comes_after_the_answer_and_finds_it_in_the_cache() -> None:
     assert record.cached_len[1] == 16  # of 31 tokens with K and V the whole pages
 
 
+def test_a_turn_that_follows_later_requests_in_the_trace_is_an_error_and_not_late() -> None:
+    trace = [one(0.0, 2), one(900.0, 2, key=1), one(1.0, 2, key=2, after=0)]
+    with pytest.raises(AssertionError, match="request 2 stands too late in the trace"):
+        simulate(SETTINGS, STEP, trace)
+    in_order = [trace[0], trace[2], trace[1]]
+    assert simulate(SETTINGS, STEP, in_order).sent_s[1] < 10
+
+
 def test_turn_of_a_refused_request_still_comes() -> None:
     too_long = Arrival(0.0, (Segment(0, 5_000),), 1, 1)
     record = simulate(SETTINGS, STEP, [too_long, one(1.0, 2, after=0)])

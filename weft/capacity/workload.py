@@ -77,13 +77,10 @@ class ChatUsers:
         chats = [self._user(number, num_each) for number in range(num_users)]
         chats.sort(key=lambda chat: chat[0].time_s)
         found: list[Arrival] = []
-        for number in range(num_each):
-            for index, chat in enumerate(chats):
-                # All first messages come first; each later one waits for the one before it.
-                arrival = chat[number]
-                if number:
-                    arrival = arrival._replace(after=(number - 1) * num_users + index)
-                found.append(arrival)
+        for first, *later in chats:
+            found.append(first)
+            for arrival in later:
+                found.append(arrival._replace(after=len(found) - 1))
         return found
 
     def _user(self, number: int, num_requests: int) -> list[Arrival]:

@@ -339,6 +339,11 @@ class Run:
             if ended_s is None:
                 self._parked.setdefault(before, []).append((number, arrival))
             else:
+                # A trace is read as far as its next request; what follows it would come too late,
+                # which no figure would show.
+                assert ended_s + arrival.time_s >= self._target.now_s, (
+                    f"request {number} stands too late in the trace: request {before} has ended"
+                )
                 self._follow(ended_s, number, arrival)
 
     def _follow(self, ended_s: float, number: int, arrival: Arrival) -> None:

@@ -40,8 +40,8 @@ class Arrival(NamedTuple):
     """One request of a trace. Its number is its index in the trace.
 
     `time_s` counts from the beginning of the trace. If `after` names another request (this one is
-    the next turn of a chat), it counts from the end of that request; the request may then be
-    anywhere after that one in the trace.
+    the next turn of a chat), it counts from the end of that request; the request then follows
+    that one in the trace, and precedes all that wait for no other and arrive later than it does.
     """
 
     time_s: float
