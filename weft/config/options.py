@@ -559,8 +559,9 @@ class Command:
         example = next(one for name, one in self._options.items() if name != self._positional)
         variable = f"an environment variable ({example.env}) and " if self._has_variables else ""
         epilog = (
-            f"All options: --help all; one group: --help {'|'.join(self.groups)}. Each option is "
-            f"also {variable}a key of the TOML file that --config names ({example.name} = ...)."
+            f"All options: --help all; one group: --help and its name "
+            f"({', '.join(self.groups)}). Each option is also {variable}a key of the TOML "
+            f"file that --config names ({example.name} = ...)."
         )
         parser = _OptionParser(
             usage=usage,
